@@ -1,0 +1,68 @@
+"""The contract of attention over blocks: what a kernel is given, and what it must return.
+
+A kernel folds blocks into a running state, one block after another in token order:
+
+    for each block b:   m' = max(m, m_b);  z' = z·e^(m−m') + z_b·e^(m_b−m');  acc' = acc·e^(m−m') + acc_b·e^(m_b−m')
+
+where (m_b, z_b, acc_b) depend on block b and the query row alone. (Online softmax: Milakov and Gimelshein 2018,
+arXiv 1805.02867; split over keys: Dao et al., FlashDecoding 2023.) Hence the result does not depend on how blocks are
+grouped into calls, on where they lie, or on the number of threads: `local`, `fetch` and `sharded` are bitwise equal.
+`finish` gives `out = acc / z` and `lse = m + ln z`. An empty partial is `(0, -inf)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Float32 = NDArray[np.float32]
+
+
+@dataclass
+class State:
+    """Running online softmax of `rows` query rows: max and exp-sum float32 `[rows, query_heads]`, and the unnormalised
+    accumulator float32 `[rows, query_heads, value_dim]`. Empty: `(-inf, 0, 0)`."""
+
+    max: Float32
+    exp_sum: Float32
+    acc: Float32
+
+    @staticmethod
+    def empty(rows: int, query_heads: int, value_dim: int) -> State:
+        """Return the state before any key has been seen."""
+        import numpy as np
+
+        return State(
+            np.full((rows, query_heads), -np.inf, np.float32),
+            np.zeros((rows, query_heads), np.float32),
+            np.zeros((rows, query_heads, value_dim), np.float32),
+        )
+
+
+@dataclass(frozen=True)
+class BlockTable:
+    """The blocks that the query rows of each sequence attend to (a page table).
+
+    Block `i` starts at byte `offset[i]` of `buffers[buffer[i]]` (1-D uint8, C-contiguous), holds `tokens[i]` valid
+    tokens (1..block_tokens), and its first token has position `position[i]` in its sequence. Sequence `s` owns query
+    rows `[row_start[s], row_start[s+1])` and blocks `[block_start[s], block_start[s+1])`, in token order.
+
+    dtypes: buffer int32, offset int64, tokens int32, position int64, row_start int32, block_start int32.
+    """
+
+    buffers: Sequence[NDArray[np.uint8]]
+    buffer: NDArray[np.int32]
+    offset: NDArray[np.int64]
+    tokens: NDArray[np.int32]
+    position: NDArray[np.int64]
+    row_start: NDArray[np.int32]
+    block_start: NDArray[np.int32]
+
+
+Partial = tuple[Any, Any]
+"""`(out, lse)`: float32 `[rows, query_heads, value_dim]` and float32 `[rows, query_heads]`, natural log."""

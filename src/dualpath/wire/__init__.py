@@ -1,0 +1,1 @@
+"""Messages and framing. No sockets, no clock: bytes in, messages out."""

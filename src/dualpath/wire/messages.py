@@ -1,0 +1,301 @@
+"""The messages of the pool protocol: typed, msgpack-encoded by msgspec, arrays of fields for compactness.
+
+Raw payloads (KV, queries, partials) are not in here: they follow a frame's message as bytes (see `frames`).
+Every request has one reply: its own reply type, or `Failure`. All integers are unsigned unless stated.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+PROTOCOL_VERSION = 1
+
+
+class Lane(enum.IntEnum):
+    """Traffic classes, highest priority first. Each lane has its own connections."""
+
+    REALTIME = 0
+    PREFETCH = 1
+    BULK = 2
+
+
+class Outcome(enum.IntEnum):
+    """What became of one item of a transfer. Data, not an exception."""
+
+    OK = 0
+    LOST = 1
+    TIMEOUT = 2
+    CANCELLED = 3
+
+
+class FailureCode(str, enum.Enum):
+    """Why a request as a whole failed; each maps to one error of `dualpath.errors`."""
+
+    PROTOCOL = "protocol"
+    VERSION = "version"
+    AUTH = "auth"
+    FULL = "full"
+    UNKNOWN_VIEW = "unknown-view"
+    INVALID = "invalid"
+    INTERNAL = "internal"
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Base of all messages; the tag is the class name."""
+
+
+# --- handshake ---------------------------------------------------------------------------------------------------
+
+
+class Hello(Message, frozen=True):
+    """Client to node, first frame of every connection. `nonce` is 32 random bytes."""
+
+    version: int
+    lane: Lane
+    tenant: str
+    nonce: bytes
+
+
+class Challenge(Message, frozen=True):
+    """Node to client. `proof` is the node's own MAC when `keyed`, so that the client also knows the node."""
+
+    version: int
+    keyed: bool
+    nonce: bytes
+    proof: bytes
+
+
+class Proof(Message, frozen=True):
+    """Client to node: the client's MAC (empty when the node is not keyed)."""
+
+    mac: bytes
+
+
+class Welcome(Message, frozen=True):
+    """Node to client: the connection may be used. `instance` is random per process start."""
+
+    node: str
+    instance: bytes
+
+
+# --- requests and replies ----------------------------------------------------------------------------------------
+
+
+class SlotRef(msgspec.Struct, frozen=True, array_like=True):
+    """One layer block at a node: a fixed place in its arena for slots of this size, and that place's generation."""
+
+    slot: int
+    generation: int
+
+
+class BlockKey(msgspec.Struct, frozen=True, array_like=True):
+    """What a pool stores: the part of a block that one layer group keeps."""
+
+    id: bytes
+    group: int
+
+
+class PrepareItem(msgspec.Struct, frozen=True, array_like=True):
+    """Room wanted for one block: `slots` slots (one per layer of the group) of `slot_bytes`; it holds `tokens` tokens."""
+
+    key: BlockKey
+    slots: int
+    slot_bytes: int
+    tokens: int
+
+
+class Prepare(Message, frozen=True):
+    """Reserve slots. All or none; a full pool is `Failure(FULL)`. Prepared slots are invisible to readers."""
+
+    items: list[PrepareItem]
+
+
+class Prepared(Message, frozen=True):
+    """Per item its slots in layer order; an empty list means that the block is already there, sealed (do not write)."""
+
+    refs: list[list[SlotRef]]
+
+
+class Write(Message, frozen=True):
+    """Fill prepared slots; the payload is the slots' bytes one after another, `slot_bytes` each."""
+
+    slot_bytes: int
+    refs: list[SlotRef]
+
+
+class Outcomes(Message, frozen=True):
+    """Per item of the request what became of it."""
+
+    outcomes: list[Outcome]
+
+
+class Commit(Message, frozen=True):
+    """Seal prepared blocks: from now on readers see them, and they never change. Pinned for this connection's owner."""
+
+    keys: list[BlockKey]
+
+
+class Abort(Message, frozen=True):
+    """Give prepared slots back. Unknown keys are ignored."""
+
+    keys: list[BlockKey]
+
+
+class Resolve(Message, frozen=True):
+    """Where are these blocks? Grants a lease of `ttl_s` seconds: slots under an unexpired lease are never reused."""
+
+    keys: list[BlockKey]
+    ttl_s: float
+
+
+class Resolved(Message, frozen=True):
+    """Per key its slots in layer order (empty: not here), and the tokens it holds. `lease` is extended by `Renew`."""
+
+    lease: int
+    refs: list[list[SlotRef]]
+    tokens: list[int]
+
+
+class Renew(Message, frozen=True):
+    """Extend leases to `ttl_s` from now. `ttl_s` 0 gives them back."""
+
+    leases: list[int]
+    ttl_s: float
+
+
+class Read(Message, frozen=True):
+    """Send slots. The reply is `Outcomes`; its payload holds the bytes of the `OK` ones only, in order."""
+
+    slot_bytes: int
+    refs: list[SlotRef]
+
+
+class Drop(Message, frozen=True):
+    """The owner no longer needs these blocks: unpin and forget them once no lease covers them."""
+
+    keys: list[BlockKey]
+
+
+class Geometry(msgspec.Struct, frozen=True, array_like=True):
+    """What a node must know of a layer block to compute attention over it. `dtype` as in `kv.DTYPE_BYTES`."""
+
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    block_tokens: int
+    dtype: str
+    latent: bool
+
+
+class ViewBlock(msgspec.Struct, frozen=True, array_like=True):
+    """One block of a view: its key, the position of its first token in the sequence, and its length in tokens."""
+
+    key: BlockKey
+    position: int
+    tokens: int
+
+
+class ExtendView(Message, frozen=True):
+    """Append blocks to a view (a sequence's block table at this node), creating it if `view` is new.
+
+    Afterwards `Attend` names the view only, so that its bytes do not grow with the context. A view holds a lease on
+    its blocks until `DropView` or the end of its connection's session. Reply `Outcomes`, one per block.
+    """
+
+    view: int
+    group: int
+    geometry: Geometry
+    blocks: list[ViewBlock]
+
+
+class DropView(Message, frozen=True):
+    """Forget a view. Unknown views are ignored. Reply `Done`."""
+
+    view: int
+
+
+class ViewQuery(msgspec.Struct, frozen=True, array_like=True):
+    """Rows `rows` of the payload attend to the first `blocks` blocks of `view`; the first row is at `position`.
+
+    Blocks that lie wholly outside the attention window of all rows are skipped by the node.
+    """
+
+    view: int
+    blocks: int
+    rows: int
+    position: int
+
+
+class Attend(Message, frozen=True):
+    """Partial attention near the data, for all sequences of a step at once. Lane REALTIME.
+
+    `layer` indexes the layers of the views' group. Payload: q, float32 `[rows, query_heads, head_dim]`, rows of all
+    `queries` one after another. Reply `Partials`.
+    """
+
+    layer: int
+    query_heads: int
+    scale: float
+    softcap: float
+    window: int
+    debug: bool
+    queries: list[ViewQuery]
+
+
+class Partials(Message, frozen=True):
+    """Per view query its outcome. Payload: out float32 `[rows, query_heads, value_dim]`, then lse float32
+    `[rows, query_heads]`; with `debug` in the request two more arrays like lse follow: max, and exp-sum.
+
+    Rows of a query that is not `OK` are `(0, -inf)`.
+    """
+
+    outcomes: list[Outcome]
+
+
+class Map(Message, frozen=True):
+    """Same host only (Unix socket): pass the tenant's arena of slots of this size as descriptors. Reply `Mapped`."""
+
+    slot_bytes: int
+
+
+class Mapped(Message, frozen=True):
+    """With this reply come two read-only, sealed memfds (SCM_RIGHTS): the arena, `slots` x `slot_bytes`, and the
+    generation table, `slots` little-endian uint64. A reader checks the generation after it has used a slot."""
+
+    slots: int
+    slot_bytes: int
+
+
+class Ping(Message, frozen=True):
+    """Are you there? Reply `Done`."""
+
+
+class Done(Message, frozen=True):
+    """Done, nothing to report."""
+
+
+class Stats(Message, frozen=True):
+    """Ask for the node's counters."""
+
+
+class StatsReply(Message, frozen=True):
+    """Counters and gauges by name, as on the management port."""
+
+    values: dict[str, float]
+
+
+class Failure(Message, frozen=True):
+    """The request as a whole failed; nothing of it was done."""
+
+    code: FailureCode
+    message: str
+    hint: str = ""
+
+
+AnyMessage = (
+    Hello | Challenge | Proof | Welcome
+    | Prepare | Prepared | Write | Outcomes | Commit | Abort | Resolve | Resolved | Renew | Read | Drop
+    | ExtendView | DropView | Attend | Partials | Map | Mapped | Ping | Done | Stats | StatsReply | Failure
+)  # fmt: skip
