@@ -16,11 +16,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     Float32 = NDArray[np.float32]
+
+
+class Geometry(msgspec.Struct, frozen=True, array_like=True):
+    """What must be known of a layer block to compute attention over it. `dtype` as in `kv.layout.DTYPE_BYTES`.
+
+    full    `[kv_heads, 2, block_tokens, head_dim]`: K rows, then V rows, of each head; `value_dim == head_dim`
+    latent  `[kv_heads, block_tokens, head_dim]`: V is the first `value_dim` columns of the same row
+    """
+
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    block_tokens: int
+    dtype: str
+    latent: bool
 
 
 @dataclass

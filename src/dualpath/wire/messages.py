@@ -10,6 +10,8 @@ import enum
 
 import msgspec
 
+from dualpath.attention.base import Geometry as Geometry
+
 PROTOCOL_VERSION = 1
 
 
@@ -176,17 +178,6 @@ class Drop(Message, frozen=True):
     """The owner no longer needs these blocks: unpin and forget them once no lease covers them."""
 
     keys: list[BlockKey]
-
-
-class Geometry(msgspec.Struct, frozen=True, array_like=True):
-    """What a node must know of a layer block to compute attention over it. `dtype` as in `kv.DTYPE_BYTES`."""
-
-    kv_heads: int
-    head_dim: int
-    value_dim: int
-    block_tokens: int
-    dtype: str
-    latent: bool
 
 
 class ViewBlock(msgspec.Struct, frozen=True, array_like=True):
