@@ -11,8 +11,11 @@ from __future__ import annotations
 import enum
 import hashlib
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
+
+from dualpath.errors import UsageError
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -64,6 +67,22 @@ class KVLayout:
     dtype: str
     block_tokens: int = 256
     model: str = ""
+
+    @classmethod
+    def from_config(cls, config: Any, *, dtype: str, block_tokens: int = 256, model: str = "") -> KVLayout:
+        """Return the layout of a model by its Hugging Face config: a dict, or anything with `to_dict()`.
+
+        `dtype` is the stored dtype; `model` goes into the fingerprint. Raises `UnknownModelError` if the
+        attention layout is not in the table of `kv.configs`, `UsageError` for an unknown dtype or a block of
+        less than a token.
+        """
+        from dualpath.kv.configs import layer_groups
+
+        if dtype not in DTYPE_BYTES:
+            raise UsageError(f"unknown dtype {dtype!r}", hint=f"one of {', '.join(DTYPE_BYTES)}")
+        if block_tokens < 1:
+            raise UsageError(f"a block must hold at least one token, not {block_tokens}")
+        return cls(layer_groups(config), dtype, block_tokens, model)
 
     @property
     def layers(self) -> int:
