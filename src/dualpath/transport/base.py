@@ -127,12 +127,16 @@ class Peer(Protocol):
 
 @dataclass
 class Session:
-    """Server side: what a service may know of a client connection. `state` is the service's own."""
+    """Server side: what a service may know of a client connection. `state` is the service's own.
+
+    `owner` is `Hello.owner`: the same on all connections of one client.
+    """
 
     peer: str
     tenant: str
     lane: Lane
     state: dict[str, Any] = field(default_factory=dict)
+    owner: bytes = b""
 
 
 class Service(Protocol):

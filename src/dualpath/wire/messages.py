@@ -52,12 +52,17 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Hello(Message, frozen=True):
-    """Client to node, first frame of every connection. `nonce` is 32 random bytes."""
+    """Client to node, first frame of every connection. `nonce` is 32 random bytes.
+
+    `owner` is random per client and the same on all its connections: blocks are pinned for it, for as long as it has a
+    connection (and a short grace after the last). Empty: the connection is an owner of its own.
+    """
 
     version: int
     lane: Lane
     tenant: str
     nonce: bytes
+    owner: bytes = b""
 
 
 class Challenge(Message, frozen=True):
@@ -115,7 +120,7 @@ class Prepare(Message, frozen=True):
 
 
 class Prepared(Message, frozen=True):
-    """Per item its slots in layer order; an empty list means that the block is already there, sealed (do not write)."""
+    """Per item its slots in layer order. An empty list: the block is already there, sealed, and now pinned (do not write)."""
 
     refs: list[list[SlotRef]]
 
@@ -134,13 +139,17 @@ class Outcomes(Message, frozen=True):
 
 
 class Commit(Message, frozen=True):
-    """Seal prepared blocks: from now on readers see them, and they never change. Pinned for this connection's owner."""
+    """Seal prepared blocks: from now on readers see them, and they never change. Pinned for this connection's owner.
+
+    A key that is already sealed is pinned too. Reply `Outcomes`: `LOST` means neither prepared here nor sealed, or not
+    fully written.
+    """
 
     keys: list[BlockKey]
 
 
 class Abort(Message, frozen=True):
-    """Give prepared slots back. Unknown keys are ignored."""
+    """Give prepared slots back. Unknown keys are ignored. Reply `Done`."""
 
     keys: list[BlockKey]
 
@@ -161,7 +170,7 @@ class Resolved(Message, frozen=True):
 
 
 class Renew(Message, frozen=True):
-    """Extend leases to `ttl_s` from now. `ttl_s` 0 gives them back."""
+    """Extend leases to `ttl_s` from now. `ttl_s` 0 gives them back. Reply `Outcomes`: `LOST` means already expired."""
 
     leases: list[int]
     ttl_s: float
@@ -175,7 +184,8 @@ class Read(Message, frozen=True):
 
 
 class Drop(Message, frozen=True):
-    """The owner no longer needs these blocks: unpin and forget them once no lease covers them."""
+    """The owner no longer needs these blocks: unpin them, and forget those that no other owner pins once no lease or
+    view covers them. Unknown keys are ignored. Reply `Done`."""
 
     keys: list[BlockKey]
 
