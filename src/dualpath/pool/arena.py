@@ -1,0 +1,106 @@
+"""Arenas: the memory of a node, one per (tenant, slot size), shared by descriptor.
+
+An arena is two memfds, mapped shared and sealed against growing and shrinking, so that a process that maps one can
+never be surprised by SIGBUS:
+
+    data          [0 .. slots) x slot_bytes      sparse: pages exist once a slot has been written
+    generations   [0 .. slots) x uint64          what a reader compares with its reference after it has used a slot
+
+Tenants never share an arena: mapping one shows nobody else's KV. An arena knows nothing of blocks, leases or free
+slots (see `store`); it is bytes with a shape.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+from collections.abc import MutableSequence
+from typing import TYPE_CHECKING, cast
+
+from dualpath.errors import HostError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+GENERATION_BYTES = 8
+_F_ADD_SEALS = 1033
+_SEALS = 0x1 | 0x2 | 0x4  # F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW
+_HUGE_PAGE = 2 << 20
+
+
+class Arena:
+    """`slots` equal slots of `slot_bytes` in shared memory. `close` unmaps once no view of it is left."""
+
+    def __init__(self, slots: int, slot_bytes: int, *, name: str = "arena") -> None:
+        self.slots = slots
+        self.slot_bytes = slot_bytes
+        self.data_fd, self._data_map = _shared(f"dualpath-{name}", max(1, slots * slot_bytes))
+        try:
+            table_bytes = max(1, slots) * GENERATION_BYTES
+            self.generations_fd, self._table_map = _shared(f"dualpath-{name}-generations", table_bytes)
+        except HostError:
+            self._data_map.close()
+            os.close(self.data_fd)
+            raise
+        self.data = memoryview(self._data_map)
+        self.generations = cast("MutableSequence[int]", memoryview(self._table_map).cast("Q"))
+        self._array: NDArray[np.uint8] | None = None
+        self._closed = False
+
+    def view(self, slot: int) -> memoryview:
+        """Return slot `slot` as a writable view of `slot_bytes` bytes."""
+        start = slot * self.slot_bytes
+        return self.data[start : start + self.slot_bytes]
+
+    @property
+    def array(self) -> NDArray[np.uint8]:
+        """Return the data as a 1-D uint8 array (no copy)."""
+        if self._array is None:
+            import numpy as np
+
+            self._array = np.frombuffer(self.data, np.uint8)
+        return self._array
+
+    def discard(self, slot: int) -> None:
+        """Give the physical pages that lie wholly inside `slot` back to the host; they read as zero afterwards."""
+        start = -(-slot * self.slot_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        stop = (slot + 1) * self.slot_bytes // mmap.PAGESIZE * mmap.PAGESIZE
+        if stop > start:
+            with contextlib.suppress(OSError):
+                self._data_map.madvise(mmap.MADV_REMOVE, start, stop - start)
+
+    def close(self) -> None:
+        """Close the descriptors, and unmap unless somebody still looks at the memory. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._array = None
+        with contextlib.suppress(BufferError):  # views are left: the mapping goes when they do
+            self.data.release()
+            cast("memoryview", self.generations).release()
+            self._data_map.close()
+            self._table_map.close()
+        os.close(self.data_fd)
+        os.close(self.generations_fd)
+
+
+def _shared(name: str, size: int) -> tuple[int, mmap.mmap]:
+    """Return a sealed memfd of `size` bytes and its shared mapping."""
+    try:
+        fd = os.memfd_create(name[:200], os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    except OSError as error:
+        raise HostError(f"cannot create shared memory: {error}", hint="memfd_create needs Linux 3.17") from error
+    try:
+        os.ftruncate(fd, size)
+        fcntl.fcntl(fd, _F_ADD_SEALS, _SEALS)
+        mapping = mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+    except OSError as error:
+        os.close(fd)
+        raise HostError(f"cannot map {size} bytes of shared memory: {error}", hint="lower --capacity") from error
+    if size >= _HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # best effort: the host may not allow huge shared pages
+            mapping.madvise(mmap.MADV_HUGEPAGE)
+    return fd, mapping

@@ -1,0 +1,54 @@
+"""What a store keeps: blocks, and the owners and connections that need them. Plain records; `store` has the rules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from dualpath.pool.slab import Slab
+from dualpath.wire.messages import BlockKey, SlotRef
+
+
+@dataclass(eq=False)
+class Block:
+    """One block at this node: its slots in layer order, and all that keeps it."""
+
+    tenant: str
+    key: BlockKey
+    tokens: int
+    slab: Slab
+    slots: tuple[int, ...]
+    unwritten: set[int]
+    sealed: bool = False
+    doomed: bool = False
+    holds: int = 0
+    leases: int = 0
+    pins: set[Owner] = field(default_factory=set)
+    prepared_by: Connection | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Return the bytes that it occupies."""
+        return len(self.slots) * self.slab.slot_bytes
+
+    def refs(self) -> list[SlotRef]:
+        """Return its slots as clients name them."""
+        return [self.slab.ref(slot) for slot in self.slots]
+
+
+@dataclass(eq=False)
+class Owner:
+    """A client, over all its connections. Its pins lapse at `pins_end` if it has no connection then."""
+
+    tenant: str
+    name: bytes
+    connections: int = 0
+    pins_end: float = 0.0
+    pinned: set[Block] = field(default_factory=set)
+
+
+@dataclass(eq=False)
+class Connection:
+    """One connection of an owner. What it has prepared is aborted when it closes."""
+
+    owner: Owner
+    prepared: set[Block] = field(default_factory=set)

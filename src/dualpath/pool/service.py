@@ -1,0 +1,307 @@
+"""The service of a node: each request of the pool protocol, answered over the store and the arenas.
+
+    store      who has what, under one lock that is held for bookkeeping only, never while bytes move
+    arenas     where the bytes are: reads are sent straight from them, writes are received straight into them,
+               attention is computed in place
+    session    one connection of a client: its prepared blocks and its views end with it
+
+Views are named per connection: a client sends `ExtendView`, `DropView` and `Attend` on the same one (REALTIME).
+What a request touches is held until its reply has been sent, so that no slot is reused under a transfer.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dualpath.errors import DualPathError, UsageError
+from dualpath.pool import near
+from dualpath.pool.arena import Arena
+from dualpath.pool.blocks import Block, Connection
+from dualpath.pool.meter import Meter
+from dualpath.pool.store import GRACE_S, BlockStore
+from dualpath.pool.views import View
+from dualpath.transport.base import Reply, Session
+from dualpath.wire.messages import (
+    Abort,
+    Attend,
+    Commit,
+    Done,
+    Drop,
+    DropView,
+    ExtendView,
+    Map,
+    Mapped,
+    Message,
+    Outcome,
+    Outcomes,
+    Ping,
+    Prepare,
+    Prepared,
+    Read,
+    Renew,
+    Resolve,
+    Resolved,
+    Stats,
+    StatsReply,
+    Write,
+)
+
+MAX_VIEWS = 65536
+
+
+@dataclass
+class Landing:
+    """A write whose bytes are being received: the request, and per slot its held block."""
+
+    request: Write
+    blocks: list[Block | None]
+
+
+@dataclass
+class Client:
+    """What the service keeps of a connection."""
+
+    connection: Connection
+    views: dict[int, View] = field(default_factory=dict)
+    landing: Landing | None = None
+
+
+class PoolService:
+    """A node without its sockets: a `transport.Service`. `threads` is what one `Attend` may use; 0 means all cores."""
+
+    def __init__(
+        self,
+        capacity: int,
+        *,
+        threads: int = 0,
+        grace_s: float = GRACE_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        import os
+
+        self.threads = threads or os.cpu_count() or 1
+        self.meter = Meter()
+        self._lock = threading.Lock()
+        self._arenas: dict[tuple[str, int], Arena] = {}
+        self._store = BlockStore(capacity, self._make_arena, clock, grace_s=grace_s)
+        self._views = 0
+        self._answers: dict[type[Message], Callable[[Session, Any, memoryview], Reply]] = {
+            Prepare: self._prepare,
+            Write: self._write,
+            Commit: self._commit,
+            Abort: self._abort,
+            Resolve: self._resolve,
+            Renew: self._renew,
+            Read: self._read,
+            Drop: self._drop,
+            ExtendView: self._extend_view,
+            DropView: self._drop_view,
+            Attend: self._attend,
+            Map: self._map,
+            Ping: lambda *_: Reply(Done()),
+            Stats: lambda *_: Reply(StatsReply(self.stats())),
+        }
+
+    # --- transport.Service -----------------------------------------------------------------------------------
+
+    def handle(self, session: Session, message: Message, payload: memoryview) -> Reply:
+        """Answer one request; see `wire.messages` for what each does."""
+        answer = self._answers.get(type(message))
+        name = type(message).__name__.lower()
+        if answer is None:
+            raise UsageError(f"{name} is not a request to a pool node")
+        started, received = time.perf_counter(), payload.nbytes
+        if self._client(session).landing is not None and isinstance(message, Write):
+            received = message.slot_bytes * len(message.refs)
+        try:
+            reply = answer(session, message, payload)
+        except DualPathError:
+            self.meter.observe(name, time.perf_counter() - started, bytes_in=received, failures=1)
+            raise
+        outcomes: Sequence[Outcome] = getattr(reply.message, "outcomes", ())
+        self.meter.observe(
+            name,
+            time.perf_counter() - started,
+            bytes_in=received,
+            bytes_out=sum(part.nbytes for part in reply.payload),
+            lost=sum(outcome is not Outcome.OK for outcome in outcomes),
+        )
+        return reply
+
+    def sink(self, session: Session, message: Message, payload_bytes: int) -> Sequence[memoryview] | None:
+        """Let the bytes of a `Write` land in their slots; those of a slot that is not the writer's land nowhere."""
+        if not isinstance(message, Write) or payload_bytes != message.slot_bytes * len(message.refs):
+            return None
+        landing = self._begin_write(session, message)
+        self._client(session).landing = landing
+        return self._places(session, landing)
+
+    def closed(self, session: Session) -> None:
+        """Abort what the connection had prepared, and drop its views."""
+        client: Client | None = session.state.pop("pool", None)
+        if client is None:
+            return
+        with self._lock:
+            if client.landing is not None:
+                self._store.end_write(client.landing.request.refs, client.landing.blocks, complete=False)
+            for view in client.views.values():
+                self._store.release(view.held)
+            self._views -= len(client.views)
+            self._store.disconnect(client.connection)
+
+    # --- for the server --------------------------------------------------------------------------------------
+
+    def arena(self, tenant: str, slot_bytes: int) -> Arena | None:
+        """Return the tenant's arena for slots of this size, if it has one by now."""
+        return self._arenas.get((tenant, slot_bytes))
+
+    def stats(self) -> dict[str, float]:
+        """Return all counters and gauges by name."""
+        with self._lock:
+            self._store.tick()
+            return {**self._store.gauges(), "views": self._views, **self.meter.counters()}
+
+    def close(self) -> None:
+        """Let go of the memory. No request may follow."""
+        for arena in self._arenas.values():
+            arena.close()
+
+    # --- requests --------------------------------------------------------------------------------------------
+
+    def _prepare(self, session: Session, message: Prepare, payload: memoryview) -> Reply:
+        client = self._client(session)
+        with self._lock:
+            return Reply(Prepared(self._store.prepare(client.connection, message.items)))
+
+    def _write(self, session: Session, message: Write, payload: memoryview) -> Reply:
+        client = self._client(session)
+        landing, client.landing = client.landing, None
+        if landing is None:
+            expected = message.slot_bytes * len(message.refs)
+            if payload.nbytes != expected:
+                raise UsageError(f"a write of {len(message.refs)} slots has {payload.nbytes} bytes, not {expected}")
+            landing = self._begin_write(session, message)
+            start = 0
+            for place in self._places(session, landing):
+                place[:] = payload[start : start + place.nbytes]
+                start += place.nbytes
+        with self._lock:
+            return Reply(Outcomes(self._store.end_write(message.refs, landing.blocks, complete=True)))
+
+    def _commit(self, session: Session, message: Commit, payload: memoryview) -> Reply:
+        client = self._client(session)
+        with self._lock:
+            return Reply(Outcomes(self._store.commit(client.connection, message.keys)))
+
+    def _abort(self, session: Session, message: Abort, payload: memoryview) -> Reply:
+        client = self._client(session)
+        with self._lock:
+            self._store.abort(client.connection, message.keys)
+        return Reply(Done())
+
+    def _drop(self, session: Session, message: Drop, payload: memoryview) -> Reply:
+        client = self._client(session)
+        with self._lock:
+            self._store.drop(client.connection, message.keys)
+        return Reply(Done())
+
+    def _resolve(self, session: Session, message: Resolve, payload: memoryview) -> Reply:
+        with self._lock:
+            lease, blocks = self._store.resolve(session.tenant, message.keys, message.ttl_s)
+            refs = [[] if block is None else block.refs() for block in blocks]
+        return Reply(Resolved(lease, refs, [0 if block is None else block.tokens for block in blocks]))
+
+    def _renew(self, session: Session, message: Renew, payload: memoryview) -> Reply:
+        with self._lock:
+            return Reply(Outcomes(self._store.renew(session.tenant, message.leases, message.ttl_s)))
+
+    def _read(self, session: Session, message: Read, payload: memoryview) -> Reply:
+        with self._lock:
+            blocks = self._store.hold_slots(session.tenant, message.slot_bytes, message.refs)
+        outcomes = [Outcome.LOST if block is None else Outcome.OK for block in blocks]
+        held = [block for block in blocks if block is not None]
+        if not held:
+            return Reply(Outcomes(outcomes))
+        view = self._arenas[session.tenant, message.slot_bytes].view
+        parts = [view(ref.slot) for ref, block in zip(message.refs, blocks, strict=True) if block is not None]
+        return Reply(Outcomes(outcomes), parts, lambda: self._release(held))
+
+    def _extend_view(self, session: Session, message: ExtendView, payload: memoryview) -> Reply:
+        client = self._client(session)
+        view = client.views.get(message.view)
+        if view is None:
+            if len(client.views) >= MAX_VIEWS:
+                raise UsageError(f"a connection has at most {MAX_VIEWS} views", hint="drop views of ended sequences")
+            view = View(message.group, message.geometry)
+        view.check(message.group, message.geometry, message.blocks)
+        with self._lock:
+            blocks = self._store.hold(session.tenant, [block.key for block in message.blocks])
+        try:
+            outcomes = view.append(message.blocks, blocks)
+        except UsageError:
+            self._release([block for block in blocks if block is not None])
+            raise
+        if message.view not in client.views:
+            client.views[message.view] = view
+            with self._lock:
+                self._views += 1
+        return Reply(Outcomes(outcomes))
+
+    def _drop_view(self, session: Session, message: DropView, payload: memoryview) -> Reply:
+        view = self._client(session).views.pop(message.view, None)
+        if view is not None:
+            self._release(view.held)
+            with self._lock:
+                self._views -= 1
+        return Reply(Done())
+
+    def _attend(self, session: Session, message: Attend, payload: memoryview) -> Reply:
+        import numpy as np
+
+        views = self._client(session).views
+        first = views.get(message.queries[0].view) if message.queries else None
+        arena = self._arenas.get((session.tenant, first.slot_bytes)) if first is not None else None
+        buffer = np.empty(0, np.uint8) if arena is None else arena.array
+        return near.answer(message, payload, views, buffer, threads=self.threads)
+
+    def _map(self, session: Session, message: Map, payload: memoryview) -> Reply:
+        arena = self.arena(session.tenant, message.slot_bytes)
+        if arena is None:
+            raise UsageError(f"this tenant has no slots of {message.slot_bytes} bytes here", hint="write blocks first")
+        return Reply(Mapped(arena.slots, arena.slot_bytes))
+
+    # --- inside ----------------------------------------------------------------------------------------------
+
+    def _client(self, session: Session) -> Client:
+        client: Client | None = session.state.get("pool")
+        if client is None:
+            with self._lock:
+                client = session.state["pool"] = Client(self._store.connect(session.tenant, session.owner))
+        return client
+
+    def _begin_write(self, session: Session, message: Write) -> Landing:
+        client = self._client(session)
+        with self._lock:
+            return Landing(message, self._store.begin_write(client.connection, message.slot_bytes, message.refs))
+
+    def _places(self, session: Session, landing: Landing) -> list[memoryview]:
+        slot_bytes = landing.request.slot_bytes
+        arena = self._arenas.get((session.tenant, slot_bytes))
+        nowhere = memoryview(bytearray(slot_bytes)) if None in landing.blocks else memoryview(b"")
+        return [
+            nowhere if arena is None or block is None else arena.view(ref.slot)
+            for ref, block in zip(landing.request.refs, landing.blocks, strict=True)
+        ]
+
+    def _release(self, blocks: Sequence[Block]) -> None:
+        with self._lock:
+            self._store.release(blocks)
+
+    def _make_arena(self, tenant: str, slots: int, slot_bytes: int) -> Arena:
+        """Called by the store, under the lock."""
+        arena = self._arenas[tenant, slot_bytes] = Arena(slots, slot_bytes)
+        return arena

@@ -1,0 +1,84 @@
+"""Slabs: which slots of one arena are taken, by which block, and which free ones still have pages. Pure.
+
+    taken     allocated to a block
+    warm      free; their pages still exist, so they are used first
+    cold      free; their pages were given back, or were never touched (every slot from `_fresh` on)
+
+`generations[slot]` starts at 1 with the first use and grows by one each time the slot is freed, so that a reference
+(slot, generation) never becomes valid again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, MutableSequence
+from typing import Protocol
+
+from dualpath.wire.messages import SlotRef
+
+
+class Memory(Protocol):
+    """What a slab asks of an arena."""
+
+    slots: int
+    slot_bytes: int
+    generations: MutableSequence[int]
+
+    def discard(self, slot: int) -> None:
+        """Give the pages of a free slot back."""
+
+
+MakeMemory = Callable[[str, int, int], Memory]
+"""`(tenant, slots, slot_bytes)` to memory."""
+
+
+class Slab:
+    """The slots of one tenant's arena of one slot size."""
+
+    def __init__(self, tenant: str, memory: Memory) -> None:
+        self.tenant = tenant
+        self.memory = memory
+        self.slot_bytes = memory.slot_bytes
+        self.taken = 0
+        self._warm: list[int] = []
+        self._cold: list[int] = []
+        self._fresh = 0
+
+    @property
+    def warm(self) -> int:
+        """Return the number of free slots whose pages exist."""
+        return len(self._warm)
+
+    def take(self) -> int:
+        """Return a free slot, now taken. The caller has checked the capacity, which bounds the slots of every slab."""
+        if self._warm:
+            slot = self._warm.pop()
+        elif self._cold:
+            slot = self._cold.pop()
+        else:
+            slot = self._fresh
+            self._fresh += 1
+            self.memory.generations[slot] = 1
+        self.taken += 1
+        return slot
+
+    def give(self, slot: int) -> None:
+        """Free a slot. From now on references to it are stale."""
+        self.memory.generations[slot] += 1
+        self.taken -= 1
+        self._warm.append(slot)
+
+    def chill(self, most: int) -> int:
+        """Give back the pages of up to `most` warm slots, oldest first; return how many there were."""
+        slots, self._warm = self._warm[:most], self._warm[most:]
+        for slot in slots:
+            self.memory.discard(slot)
+        self._cold.extend(slots)
+        return len(slots)
+
+    def ref(self, slot: int) -> SlotRef:
+        """Return the reference by which clients name `slot` as it is now."""
+        return SlotRef(slot, self.memory.generations[slot])
+
+    def matches(self, ref: SlotRef) -> bool:
+        """Whether `ref` names a slot's present generation."""
+        return 0 <= ref.slot < self._fresh and self.memory.generations[ref.slot] == ref.generation

@@ -1,0 +1,149 @@
+"""Views: a sequence's block table at this node, kept as arrays so that an `Attend` costs no Python work per block.
+
+    offsets[layer, i]   where in the arena the slot of that layer of block i starts
+    tokens[i], position[i]
+
+A client extends a view when blocks are sealed, and then names the view only: the bytes of a request do not grow with
+the context. A block that is not at this node leaves a hole; an `Attend` that would need it is answered `LOST`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dualpath.errors import UsageError
+from dualpath.kv import DTYPE_BYTES
+from dualpath.pool.blocks import Block
+from dualpath.wire.messages import Geometry, Outcome, ViewBlock
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_FIRST_ROOM = 64
+_LARGEST = 1 << 31
+_LAST_POSITION = 1 << 62
+
+
+def slot_bytes(geometry: Geometry) -> int:
+    """Return the bytes of one layer block of this geometry. Raises `UsageError` for a geometry that cannot be."""
+    sizes = (geometry.kv_heads, geometry.head_dim, geometry.value_dim, geometry.block_tokens)
+    if geometry.dtype not in DTYPE_BYTES or not all(1 <= size < _LARGEST for size in sizes):
+        raise UsageError(f"no such layer block: {geometry}")
+    if geometry.latent:
+        if geometry.kv_heads != 1 or geometry.value_dim > geometry.head_dim:
+            raise UsageError(f"a latent layer has one kv head and values inside its rows: {geometry}")
+    elif geometry.value_dim != geometry.head_dim:
+        raise UsageError(f"keys and values must be equally wide: {geometry}")
+    streams = 1 if geometry.latent else 2
+    return math.prod(sizes[:2]) * sizes[3] * streams * DTYPE_BYTES[geometry.dtype]
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Some blocks of a view for one layer, in token order: byte offsets int64, tokens int32, positions int64."""
+
+    offset: NDArray[np.int64]
+    tokens: NDArray[np.int32]
+    position: NDArray[np.int64]
+
+
+class View:
+    """One sequence's block table. Its blocks are held by whoever made it (`held` lists them)."""
+
+    def __init__(self, group: int, geometry: Geometry) -> None:
+        self.group = group
+        self.geometry = geometry
+        self.slot_bytes = slot_bytes(geometry)
+        self.held: list[Block] = []
+        self.count = 0
+        self.layers = 0
+        self._first_hole: int | None = None
+        self._end = 0  # the position after the last block
+        self._offsets: Any = None
+        self._tokens: Any = None
+        self._position: Any = None
+
+    def check(self, group: int, geometry: Geometry, blocks: Sequence[ViewBlock]) -> None:
+        """Raise `UsageError` unless `blocks` may follow."""
+        if (group, geometry) != (self.group, self.geometry):
+            raise UsageError("a view keeps its group and geometry", hint="use another view")
+        end = self._end
+        for block in blocks:
+            if not 1 <= block.tokens <= geometry.block_tokens or not end <= block.position < _LAST_POSITION:
+                raise UsageError(
+                    f"a block of {block.tokens} tokens at position {block.position} cannot follow position {end}",
+                    hint="blocks come in token order and do not overlap",
+                )
+            if block.key.group != group:
+                raise UsageError(f"a block of group {block.key.group} in a view of group {group}")
+            end = block.position + block.tokens
+
+    def append(self, wanted: Sequence[ViewBlock], found: Sequence[Block | None]) -> list[Outcome]:
+        """Append blocks that have passed `check`; those found become part of `held`, the others are holes."""
+        layers = self.layers or next((len(block.slots) for block in found if block is not None), 0)
+        for item, block in zip(wanted, found, strict=True):
+            if block is not None and (
+                block.slab.slot_bytes != self.slot_bytes or len(block.slots) != layers or block.tokens < item.tokens
+            ):
+                raise UsageError(
+                    f"block {item.key.id.hex()[:12]} has {len(block.slots)} layers of {block.slab.slot_bytes} bytes "
+                    f"and {block.tokens} tokens; the view wants {layers} of {self.slot_bytes} and {item.tokens}"
+                )
+        self._grow(layers, len(wanted))
+        outcomes = []
+        for item, block in zip(wanted, found, strict=True):
+            if block is not None:
+                self._offsets[:, self.count] = [slot * self.slot_bytes for slot in block.slots]
+                self.held.append(block)
+            elif self._first_hole is None:
+                self._first_hole = self.count
+            self._tokens[self.count] = item.tokens
+            self._position[self.count] = item.position
+            self._end = item.position + item.tokens
+            self.count += 1
+            outcomes.append(Outcome.LOST if block is None else Outcome.OK)
+        return outcomes
+
+    def table(self, layer: int, blocks: int, oldest: int) -> Slice | None:
+        """Return the first `blocks` blocks without those wholly before position `oldest`; `None` if one has a hole.
+
+        Raises `UsageError` for a layer or a number of blocks that the view does not have.
+        """
+        if not 0 <= blocks <= self.count or (self.layers and not 0 <= layer < self.layers):
+            raise UsageError(
+                f"layer {layer} of {blocks} blocks in a view of {self.layers} layers and {self.count} blocks"
+            )
+        start = 0
+        if oldest > 0 and blocks:
+            ends = self._position[:blocks] + self._tokens[:blocks]
+            start = int(ends.searchsorted(oldest, side="right"))
+        if self._first_hole is not None and self._hole_in(start, blocks):
+            return None
+        if not self.layers:  # nothing but holes so far, and none of them is asked for
+            import numpy as np
+
+            return Slice(np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int64))
+        return Slice(self._offsets[layer, start:blocks], self._tokens[start:blocks], self._position[start:blocks])
+
+    def _hole_in(self, start: int, stop: int) -> bool:
+        return bool(start < stop) and (not self.layers or bool((self._offsets[0, start:stop] < 0).any()))
+
+    def _grow(self, layers: int, more: int) -> None:
+        import numpy as np
+
+        old, self.layers = self._offsets, layers
+        room = 0 if self._tokens is None else len(self._tokens)
+        if self.count + more > room or (old is not None and old.shape[0] != layers):
+            room = max(_FIRST_ROOM, 2 * (self.count + more))
+            offsets = np.full((layers, room), -1, np.int64)
+            tokens, position = np.zeros(room, np.int32), np.zeros(room, np.int64)
+            if self.count:
+                if old.shape[0] == layers:
+                    offsets[:, : self.count] = old[:, : self.count]
+                tokens[: self.count] = self._tokens[: self.count]
+                position[: self.count] = self._position[: self.count]
+            self._offsets, self._tokens, self._position = offsets, tokens, position
