@@ -1,0 +1,88 @@
+"""`dualpath bench`: raw speed of the parts, each beside its limit measured in the same run."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from dualpath.cli.output import ByteSize, byte_size, emit, table
+from dualpath.cli.registry import CommandEntry
+from dualpath.errors import UsageError
+
+COMMANDS = (
+    CommandEntry(
+        "attention", __name__, "attention_command", "The attention kernel against the memory's read bandwidth."
+    ),
+    CommandEntry("transport", __name__, "transport_command", "Each transport against a plain stream or memcpy."),
+)
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def attention_command(
+    tokens: Annotated[int, typer.Option(help="Context length in tokens.", min=1)] = 32768,
+    block_tokens: Annotated[int, typer.Option(help="Tokens of a block.", min=1)] = 256,
+    dtype: Annotated[str, typer.Option(help="Stored types, separated by commas.")] = "fp32,bf16,fp16",
+    threads: Annotated[int | None, typer.Option(help="Threads (default: one per core).", min=1)] = None,
+    repeat: Annotated[int, typer.Option(help="Rounds; the kernels alternate within a round.", min=1)] = 15,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure one decode step of attention out of an arena: 32 query heads, 8 KV heads, head size 128.
+
+    Beside each kernel stand the bytes it read per second and the rate at which this machine can read memory at all,
+    measured in the same run by as many threads. Rows for PyTorch appear where it is installed.
+
+    Examples:
+        dualpath bench attention
+        dualpath bench attention --dtype bf16 --threads 1
+        dualpath bench attention --json > attention.json
+    """
+    from dualpath.bench.attention import run_attention_bench
+
+    result = run_attention_bench(
+        tokens=tokens, block_tokens=block_tokens, dtypes=_words(dtype, "--dtype"), threads=threads, repeat=repeat
+    )
+    emit(as_json, result, lambda found: _print_rows("Attention", found))
+
+
+def transport_command(
+    size: Annotated[
+        list[ByteSize] | None,
+        typer.Option(parser=byte_size, metavar="SIZE", help="Bytes of a layer block; may be repeated."),
+    ] = None,
+    in_flight: Annotated[int, typer.Option(help="Layer blocks in flight.", min=1)] = 16,
+    repeat: Annotated[int, typer.Option(help="Rounds; transports and limits alternate within a round.", min=1)] = 5,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure how fast layer blocks come from a pool node on this machine, for every transport.
+
+    The limit beside TCP is a plain stream over as many sockets; beside the mapped arena it is memcpy. Both are measured
+    in the same run, since they vary from hour to hour.
+
+    Examples:
+        dualpath bench transport
+        dualpath bench transport --size 256KiB --size 4MiB --in-flight 32
+        dualpath bench transport --json > transport.json
+    """
+    from dualpath.bench.transport import run_transport_bench
+
+    sizes = [int(one) for one in size or (ByteSize(256 << 10), ByteSize(1 << 20), ByteSize(4 << 20))]
+    emit(
+        as_json,
+        run_transport_bench(sizes=sizes, in_flight=in_flight, repeat=repeat),
+        lambda found: _print_rows("Transport", found),
+    )
+
+
+def _words(text: str, option: str) -> list[str]:
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words:
+        raise UsageError(f"{option} is empty", hint="name one or more, separated by commas")
+    return words
+
+
+def _print_rows(title: str, found: dict[str, Any]) -> None:
+    rows: list[dict[str, Any]] = found["rows"]
+    columns = list(rows[0]) if rows else []
+    table(title, columns, [[row.get(name, "") for name in columns] for row in rows])

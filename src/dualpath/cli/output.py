@@ -1,0 +1,234 @@
+"""What commands say, and where: results on stdout, everything else (progress, logs, errors) on stderr.
+
+    with progress("prefill", total=4096, unit="tokens") as bar:
+        bar.advance(256)
+    emit(as_json, result, print_table)      # one JSON object, or print_table(result)
+
+Colour follows the terminal and `NO_COLOR`. Without a terminal a progress bar becomes a plain line every few seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import typer
+
+from dualpath.errors import UsageError
+from dualpath.units import format_bytes, parse_bytes
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+T = TypeVar("T")
+
+PLAIN_PERIOD_S = 5.0
+"""How often a progress line is printed where there is no terminal."""
+
+
+def stdout_console() -> Console:
+    """Return a console on stdout, for results."""
+    from rich.console import Console
+
+    return Console(highlight=False)
+
+
+def stderr_console() -> Console:
+    """Return a console on stderr, for progress and logs."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False)
+
+
+def emit(as_json: bool, value: T, render: Callable[[T], None]) -> None:
+    """Print `value` on stdout: as exactly one JSON object, or for people by calling `render(value)`.
+
+    JSON has no NaN or infinity: they become `null`. Structs and dataclasses become objects, numpy numbers numbers.
+    """
+    if not as_json:
+        render(value)
+        return
+    import msgspec
+
+    encoded = msgspec.json.encode(value, enc_hook=_plain_value)
+    sys.stdout.write(msgspec.json.format(encoded, indent=2).decode() + "\n")
+    sys.stdout.flush()
+
+
+def _plain_value(value: object) -> object:
+    """Return what numpy's scalars and arrays stand for; this file need not import numpy for it."""
+    for method in ("tolist", "to_json"):
+        convert = getattr(value, method, None)
+        if convert is not None:
+            return convert()
+    if isinstance(value, float):  # a subclass, which msgspec does not take for a float
+        return float(value)
+    return str(value)
+
+
+def say(text: str) -> None:
+    """Print one line on stderr."""
+    print(text, file=sys.stderr, flush=True)  # noqa: T201 - this is the one place that prints
+
+
+def complain(message: str, *, hint: str = "") -> None:
+    """Print `error: …` and, where there is one, `hint: …` on stderr, each on one line."""
+    for label, style, text in (("error", "bold red", message), ("hint", "bold cyan", hint)):
+        if not text:
+            continue
+        line = " ".join(text.split())
+        if sys.stderr.isatty():
+            from rich.text import Text
+
+            stderr_console().print(Text.assemble((f"{label}:", style), f" {line}"), soft_wrap=True)
+        else:
+            say(f"{label}: {line}")
+
+
+class ProgressBar(Protocol):
+    """Long work reports to it. Both methods are cheap and may be called from one thread at a time."""
+
+    def advance(self, count: float = 1) -> None:
+        """Report that `count` more units are done."""
+
+    def note(self, text: str) -> None:
+        """Show a few words beside the bar, such as the current rate; the latest replaces those before it."""
+
+
+@contextlib.contextmanager
+def progress(title: str, *, total: float | None = None, unit: str = "") -> Iterator[ProgressBar]:
+    """Show work of `total` `unit`s (`None`: not known) on stderr until the block is left, also by an exception."""
+    if sys.stderr.isatty():
+        with _rich_progress(title, total, unit) as live:
+            yield live
+        return
+    plain = PlainProgress(title, total=total, unit=unit, write=say, clock=time.monotonic)
+    completed = False
+    try:
+        yield plain
+        completed = True
+    finally:
+        plain.close(completed=completed)
+
+
+class PlainProgress:
+    """Progress as lines, for logs and pipes: the first at once, then one every `PLAIN_PERIOD_S`, then the total."""
+
+    def __init__(
+        self,
+        title: str,
+        *,
+        total: float | None,
+        unit: str,
+        write: Callable[[str], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._title, self._total, self._unit = title, total, unit
+        self._write, self._clock = write, clock
+        self._done, self._words = 0.0, ""
+        self._started_s = self._printed_s = clock()
+        write(f"{title} …")
+
+    def advance(self, count: float = 1) -> None:
+        """Report that `count` more units are done; prints when a line is due."""
+        self._done += count
+        self._print_if_due()
+
+    def note(self, text: str) -> None:
+        """Set the words shown at the end of the line; prints when a line is due."""
+        self._words = text
+        self._print_if_due()
+
+    def close(self, *, completed: bool) -> None:
+        """Print the last line: how long it took, or how far it got."""
+        elapsed = f"{self._clock() - self._started_s:.1f} s"
+        if completed:
+            self._write(f"{self._title}: done in {elapsed}{self._suffix()}")
+        else:
+            self._write(f"{self._title}: stopped after {elapsed} at {self._position()}")
+
+    def _print_if_due(self) -> None:
+        now_s = self._clock()
+        if now_s - self._printed_s >= PLAIN_PERIOD_S:
+            self._printed_s = now_s
+            self._write(f"{self._title}: {self._position()}{self._suffix()}")
+
+    def _position(self) -> str:
+        of_total = "" if self._total is None else f"/{self._total:.0f}"
+        return f"{self._done:.0f}{of_total} {self._unit}".rstrip()
+
+    def _suffix(self) -> str:
+        return f", {self._words}" if self._words else ""
+
+
+@contextlib.contextmanager
+def _rich_progress(title: str, total: float | None, unit: str) -> Iterator[ProgressBar]:
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    amount = "{task.completed:.0f}" if total is None else "{task.completed:.0f}/{task.total:.0f}"
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=30),
+        TextColumn(f"{amount} {unit}".rstrip()),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[words]}"),
+        console=stderr_console(),
+        transient=True,
+    ) as live:
+        task = live.add_task(title, total=total, words="")
+
+        class Bar:
+            def advance(self, count: float = 1) -> None:
+                live.advance(task, count)
+
+            def note(self, text: str) -> None:
+                live.update(task, words=text)
+
+        yield Bar()
+
+
+class ByteSize(int):
+    """A number of bytes that prints as people write it (`16 MiB`). Its typer option is::
+
+    hot: Annotated[ByteSize, typer.Option(parser=byte_size, metavar="SIZE")] = ByteSize(16 << 20)
+    """
+
+    def __str__(self) -> str:
+        return format_bytes(int(self))
+
+
+def byte_size(text: str | int) -> ByteSize:
+    """Parse what follows a size option, `64MiB` or `64MB`; anything else is a usage error that names the option."""
+    try:
+        return ByteSize(parse_bytes(text))
+    except UsageError as error:
+        raise typer.BadParameter(f"{error}; {error.hint}" if error.hint else str(error)) from None
+
+
+def host_port(text: str, *, default_host: str = "127.0.0.1") -> tuple[str, int]:
+    """Parse `HOST:PORT`, `:PORT`, `PORT` or `[V6]:PORT`. Raises `UsageError`."""
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not port.isdecimal() or int(port) > 65535:
+        raise UsageError(f"not an address: {text!r}", hint="write HOST:PORT, for example 127.0.0.1:7700")
+    return host or default_host, int(port)
+
+
+def table(title: str, columns: list[str], rows: list[list[Any]]) -> None:
+    """Print a table on stdout; numbers are right-aligned. Piped output keeps every column whole."""
+    from rich import box
+    from rich.table import Table
+
+    grid = Table(title=title or None, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
+    for index, name in enumerate(columns):
+        numeric = all(isinstance(row[index], int | float) for row in rows)
+        grid.add_column(name, justify="right" if numeric else "left", no_wrap=True)
+    for row in rows:
+        grid.add_row(*(f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in row))
+    console = stdout_console()
+    if not sys.stdout.isatty():
+        console.width = 200
+    console.print(grid)

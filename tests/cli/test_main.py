@@ -1,0 +1,225 @@
+"""The command line's skeleton: listing, exit codes, error lines, signals."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from dualpath import cli, errors
+from dualpath.cli.registry import CommandEntry, keep_examples, load_command
+
+Outcome = tuple[int, str, str]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
+    def run_line(*words: str) -> Outcome:
+        code = cli.main(words)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run_line
+
+
+@pytest.fixture(autouse=True)
+def keep_sigterm() -> object:
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    """Make `dualpath version` raise `error`."""
+
+    def describe() -> dict[str, str | None]:
+        raise error
+
+    monkeypatch.setattr("dualpath.cli.version.describe_installation", describe)
+
+
+def test_no_arguments_prints_the_listing(run: Callable[..., Outcome]) -> None:
+    code, out, err = run()
+    assert (code, err) == (0, "")
+    for entry in cli.COMMANDS:
+        assert f"  {entry.name} " in out
+
+
+def test_the_listing_imports_no_command() -> None:
+    code = (
+        "import sys; from dualpath.cli import main; main(['--help']);"
+        "print(*(m for m in sys.modules if m.startswith('dualpath.cli.')), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert set(done.stderr.split()) == {"dualpath.cli.registry"}
+
+
+@pytest.mark.parametrize("entry", cli.COMMANDS, ids=lambda entry: entry.name)
+def test_every_command_has_help_with_an_example(entry: CommandEntry, run: Callable[..., Outcome]) -> None:
+    code, out, _ = run(entry.name, "--help")
+    assert code == 0
+    if entry.name != "bench":
+        assert "Examples:" in out
+        assert f"dualpath {entry.name}" in out.partition("Examples:")[2]
+
+
+@pytest.mark.parametrize("name", ["attention", "transport"])
+def test_benches_have_help_with_an_example(name: str, run: Callable[..., Outcome]) -> None:
+    code, out, _ = run("bench", name, "--help")
+    assert code == 0
+    assert f"\n      dualpath bench {name} --json" in out
+
+
+def test_version_as_json_is_one_object(run: Callable[..., Outcome]) -> None:
+    code, out, err = run("version", "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out)["python"] == ".".join(map(str, sys.version_info[:3]))
+
+
+def test_version_option(run: Callable[..., Outcome]) -> None:
+    assert run("--version") == run("version")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["teleport"], "No such command 'teleport'"),
+        (["version", "--colour"], "--colour"),
+        (["bench"], "Missing command"),
+        (["bench", "transport", "--size", "4M"], "not a size: '4M'"),
+        (["bench", "transport", "--in-flight", "0"], "--in-flight"),
+        (["bench", "attention", "--dtype", ","], "--dtype is empty"),
+    ],
+)
+def test_usage_errors_are_one_line_and_a_hint(words: list[str], says: str, run: Callable[..., Outcome]) -> None:
+    if words[:2] == ["bench", "attention"]:
+        pytest.importorskip("dualpath.bench.attention")
+    code, out, err = run(*words)
+    assert (code, out) == (2, "")
+    lines = err.splitlines()
+    assert len(lines) == 2, err
+    assert lines[0].startswith("error: ")
+    assert says in lines[0]
+    assert lines[1].startswith("hint: ")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.UsageError("bad", hint="do better"), 2),
+        (errors.UnknownModelError("bad", hint="do better"), 2),
+        (errors.CapacityError("bad", hint="do better"), 2),
+        (errors.DeadlineError("bad", node="n", hint="do better"), 1),
+        (errors.BlockLostError("bad", hint="do better"), 1),
+        (errors.HostError("bad", hint="do better"), 1),
+    ],
+)
+def test_own_errors_are_two_lines(
+    error: errors.DualPathError, code: int, run: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing(monkeypatch, error)
+    assert run("version") == (code, "", "error: bad\nhint: do better\n")
+
+
+def test_an_error_of_several_lines_becomes_one(run: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(monkeypatch, errors.HostError("no\n  memory"))
+    assert run("version") == (1, "", "error: no memory\n")
+
+
+def test_a_missing_extra_says_how_to_get_it(run: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(monkeypatch, ModuleNotFoundError("No module named 'torch'", name="torch"))
+    code, _, err = run("version")
+    assert code == 1
+    assert "torch" in err
+    assert "hint: pip install 'dualpath[torch]'" in err
+
+
+def test_a_missing_file_is_named(run: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(monkeypatch, FileNotFoundError(2, "No such file or directory", "prompt.txt"))
+    code, _, err = run("version")
+    assert code == 1
+    assert err.startswith("error: prompt.txt: No such file")
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("a bug"), ModuleNotFoundError("no dualpath.x", name="dualpath.x")])
+def test_a_bug_keeps_its_traceback(
+    error: Exception, run: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing(monkeypatch, error)
+    with pytest.raises(type(error)):
+        run("version")
+
+
+def test_ctrl_c_is_one_line_and_130(run: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(monkeypatch, KeyboardInterrupt())
+    assert run("version") == (130, "", "error: interrupted\n")
+
+
+def test_the_traceback_can_be_had(run: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DUALPATH_TRACEBACK", "1")
+    failing(monkeypatch, errors.UsageError("bad"))
+    with pytest.raises(errors.UsageError):
+        run("version")
+
+
+def test_sigterm_unwinds(tmp_path: object) -> None:
+    """`finally` blocks run, so children are stopped and memory is released."""
+    code = (
+        "import sys, dualpath.cli as cli, dualpath.cli.version as v\n"
+        "def wait():\n"
+        "    try:\n"
+        "        print('ready', flush=True); sys.stdin.read()\n"
+        "    finally:\n"
+        "        print('unwound', flush=True)\n"
+        "v.describe_installation = wait\n"
+        "sys.exit(cli.main(['version']))"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    with child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        child.terminate()
+        out, err = child.communicate(timeout=30)
+    assert (child.returncode, out, err) == (143, "unwound\n", "")
+
+
+def test_a_reader_that_leaves_early_is_no_error() -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    with open(write_end, "w") as gone:
+        done = subprocess.run(
+            [sys.executable, "-m", "dualpath", "version"], stdout=gone, stderr=subprocess.PIPE, check=False, timeout=60
+        )
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_a_broken_socket_is_not_taken_for_a_broken_stdout(
+    run: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing(monkeypatch, BrokenPipeError(32, "Broken pipe"))
+    with pytest.raises(BrokenPipeError):
+        run("version")
+
+
+def test_groups_nest_and_unknown_names_are_none() -> None:
+    group = load_command(CommandEntry("bench", "dualpath.cli.bench", "COMMANDS", "Measure."))
+    assert group.list_commands(None) == ["attention", "transport"]
+    assert group.get_command(None, "attention").name == "attention"
+    assert group.get_command(None, "teleport") is None
+
+
+def test_examples_keep_their_lines() -> None:
+    assert keep_examples("One\ntwo.\n\nExamples:\n    a\n    b") == "One\ntwo.\n\n\b\nExamples:\n    a\n    b"
+
+
+def test_every_entry_of_the_table_exists() -> None:
+    for entry in cli.COMMANDS:
+        assert importlib.util.find_spec(entry.module) is not None, entry.module
