@@ -28,11 +28,15 @@ Buffer = Any  # anything that supports the buffer protocol, C-contiguous
 
 @dataclass(frozen=True)
 class Reply:
-    """A message and the raw bytes that follow it. `release`, if any, is called once the payload has been sent."""
+    """A message and the raw bytes that follow it. `release`, if any, is called once the payload has been sent.
+
+    `descriptors` go with the message over a Unix socket (`Mapped`); the service goes on owning them.
+    """
 
     message: Message
     payload: Sequence[Buffer] = ()
     release: Callable[[], None] | None = None
+    descriptors: tuple[int, ...] = ()
 
 
 @dataclass
@@ -61,6 +65,9 @@ class Ticket(Protocol):
 
     def wait(self, timeout_s: float | None = None) -> Sequence[Outcome | None]:
         """Block until every item has an outcome (at most the operation's own deadline, or `timeout_s`)."""
+
+    def wait_drained(self, timeout_s: float) -> bool:
+        """Block until the transport has let go of all destinations; return `drained`. Never long: see `Peer.cancel`."""
 
 
 class Pending(Protocol):

@@ -1,0 +1,99 @@
+"""A node in a bytearray: the smallest `Service` that a transport can be tested and measured with."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from dualpath.errors import UsageError
+from dualpath.transport.base import Reply, Session
+from dualpath.wire.messages import (
+    Done,
+    Failure,
+    FailureCode,
+    Message,
+    Outcome,
+    Outcomes,
+    Ping,
+    Read,
+    SlotRef,
+    Stats,
+    StatsReply,
+    Write,
+)
+
+
+class MemoryService:
+    """`slots` slots of `slot_bytes`, each with a generation. `Ping` with a payload is echoed; `Stats` counts calls.
+
+    `gate`, while cleared, holds every request back: a node that is alive and does not answer.
+    """
+
+    def __init__(self, slots: int, slot_bytes: int, memory: memoryview | None = None) -> None:
+        self.slots = slots
+        self.slot_bytes = slot_bytes
+        self.memory = memory if memory is not None else memoryview(bytearray(slots * slot_bytes))
+        self.generations = [1] * slots
+        self.gate = threading.Event()
+        self.gate.set()
+        self.handled = 0
+        self.released = 0
+        self.open_sessions: list[Session] = []
+        self._lock = threading.Lock()
+
+    def slot(self, slot: int) -> memoryview:
+        """Return the bytes of one slot."""
+        return self.memory[slot * self.slot_bytes : (slot + 1) * self.slot_bytes]
+
+    def holds(self, ref: SlotRef, slot_bytes: int) -> bool:
+        """Whether `ref` still names what it named."""
+        return slot_bytes == self.slot_bytes and ref.slot < self.slots and self.generations[ref.slot] == ref.generation
+
+    def sink(self, session: Session, message: Message, payload_bytes: int) -> Sequence[memoryview] | None:
+        """Writes go straight into their slots."""
+        if not isinstance(message, Write):
+            return None
+        if payload_bytes != len(message.refs) * message.slot_bytes:
+            raise UsageError("payload and references do not match")
+        if not all(self.holds(ref, message.slot_bytes) for ref in message.refs):
+            return None  # received aside, and reported by `handle`
+        return [self.slot(ref.slot) for ref in message.refs]
+
+    def handle(self, session: Session, message: Message, payload: memoryview) -> Reply:
+        """Answer `Ping`, `Read`, `Write` and `Stats`."""
+        self.gate.wait()
+        with self._lock:
+            self.handled += 1
+            if session not in self.open_sessions:
+                self.open_sessions.append(session)
+        if isinstance(message, Ping):
+            return Reply(Done(), [payload] if payload.nbytes else (), release=self._release)
+        if isinstance(message, Read):
+            kept = [self.holds(ref, message.slot_bytes) for ref in message.refs]
+            outcomes = [Outcome.OK if ok else Outcome.LOST for ok in kept]
+            slots = [self.slot(ref.slot) for ref, ok in zip(message.refs, kept, strict=True) if ok]
+            return Reply(Outcomes(outcomes), slots, release=self._release)
+        if isinstance(message, Write):
+            return Reply(Outcomes(self._write(message, payload)))
+        if isinstance(message, Stats):
+            return Reply(StatsReply({"handled": float(self.handled)}))
+        return Reply(Failure(FailureCode.INVALID, f"no {type(message).__name__} here"))
+
+    def _write(self, message: Write, payload: memoryview) -> list[Outcome]:
+        outcomes = []
+        for index, ref in enumerate(message.refs):
+            ok = self.holds(ref, message.slot_bytes)
+            if ok and payload.nbytes:
+                self.slot(ref.slot)[:] = payload[index * self.slot_bytes : (index + 1) * self.slot_bytes]
+            outcomes.append(Outcome.OK if ok else Outcome.LOST)
+        return outcomes
+
+    def _release(self) -> None:
+        with self._lock:
+            self.released += 1
+
+    def closed(self, session: Session) -> None:
+        """Forget the session."""
+        with self._lock:
+            if session in self.open_sessions:
+                self.open_sessions.remove(session)

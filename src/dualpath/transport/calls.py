@@ -1,0 +1,209 @@
+"""Requests and replies on one connection, without a thread of its own.
+
+Theory of operation. A request is sent by the thread that makes it. Its reply is received by whichever waiting thread
+holds the right to receive, the leader; it hands over replies that belong to others and gives the right up once its
+own has come. A sole caller, the common case in decode, thus pays two system calls and no thread switch. A sender whose
+socket is full receives in the meantime, so that both sides can never wait for each other to read.
+
+A reply that comes after its deadline is received and dropped by the next leader. Only a deadline that passes within
+a frame costs the connection.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from dualpath.errors import DeadlineError, PeerError, ProtocolError, UnreachableError
+from dualpath.transport.stream import Stream
+from dualpath.wire.failures import error_of
+from dualpath.wire.messages import Failure, Message
+
+_EMPTY = memoryview(b"")
+
+
+class PendingCall:
+    """A call under way (the `Pending` of the contract)."""
+
+    def __init__(self, connection: CallConnection | None, node: str, deadline: float) -> None:
+        self._connection = connection
+        self._node = node
+        self.deadline = deadline
+        self.request_id = 0
+        self.done = False
+        self._reply: tuple[Message, memoryview] | None = None
+        self._descriptors: tuple[int, ...] = ()
+        self._error: PeerError | None = None
+
+    def finish(self, message: Message, payload: memoryview, descriptors: tuple[int, ...] = ()) -> None:
+        """The reply is here."""
+        if isinstance(message, Failure):
+            self._error = error_of(message, self._node)
+        else:
+            self._reply = (message, payload)
+        self._descriptors = descriptors
+        self.done = True
+
+    def fail(self, error: PeerError) -> None:
+        """There will be no reply."""
+        if not self.done:
+            self._error = error
+            self.done = True
+
+    def result(self, timeout_s: float | None = None) -> tuple[Message, memoryview]:
+        """Return the reply and its payload.
+
+        Raises `PeerError`, at the latest at the call's own deadline. A shorter `timeout_s` raises `DeadlineError` but
+        leaves the call under way.
+        """
+        if not self.done and self._connection is not None:
+            until = self.deadline if timeout_s is None else min(self.deadline, time.monotonic() + timeout_s)
+            self._connection.wait(self, until)
+        if self._error is not None:
+            raise self._error
+        if self._reply is None:
+            raise DeadlineError(f"{self._node}: no reply yet", node=self._node)
+        return self._reply
+
+    def take_descriptors(self) -> tuple[int, ...]:
+        """Return the descriptors that came with the reply; the caller owns them."""
+        descriptors, self._descriptors = self._descriptors, ()
+        return descriptors
+
+
+class CallConnection:
+    """One connection for calls. Any number of threads may use it at once."""
+
+    def __init__(self, stream: Stream, node: str) -> None:
+        self.stream = stream
+        self.node = node
+        self.error: PeerError | None = None
+        self._ids = itertools.count(1)
+        self._last_id = 0
+        self._pending: dict[int, PendingCall] = {}
+        self._sending = threading.Lock()
+        self._receiving = threading.Lock()
+        self._changed = threading.Condition(threading.Lock())
+
+    def usable(self) -> bool:
+        """Whether a new call has a chance here. An idle connection asks the kernel whether the peer is still there."""
+        return self.error is None and (bool(self._pending) or self.stream.alive())
+
+    def start(self, message: Message, payload: Sequence[Any], deadline: float) -> PendingCall:
+        """Send a request. Errors are kept for `PendingCall.result`."""
+        pending = PendingCall(self, self.node, deadline)
+        if not self._sending.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            pending.fail(DeadlineError(f"{self.node}: busy sending earlier requests", node=self.node))
+            return pending
+        try:
+            if self.error is not None:
+                pending.fail(self.error)
+                return pending
+            pending.request_id = self._last_id = next(self._ids)
+            self._pending[pending.request_id] = pending
+            self.stream.send_frame(
+                pending.request_id, message, payload, deadline=deadline, while_full=self._receive_meanwhile
+            )
+        except ProtocolError as error:  # too large to send; nothing was sent
+            self._pending.pop(pending.request_id, None)
+            pending.fail(error)
+        except TimeoutError:
+            pending.fail(DeadlineError(f"{self.node}: takes no data", node=self.node, hint="is it stopped?"))
+            self.fail(UnreachableError(f"{self.node}: a request was cut short at its deadline", node=self.node))
+        except OSError as error:
+            self.fail(UnreachableError(f"{self.node}: connection lost: {error}", node=self.node))
+        finally:
+            self._sending.release()
+        return pending
+
+    def wait(self, pending: PendingCall, until: float) -> None:
+        """Block until `pending` is done or the time `until` has come; then it fails if that is its own deadline."""
+        while not pending.done:
+            remaining = until - time.monotonic()
+            if remaining <= 0:
+                self._give_up(pending, until)
+                return
+            if self._receiving.acquire(blocking=False):
+                try:
+                    self._lead(pending, until)
+                finally:
+                    self._receiving.release()
+                    with self._changed:
+                        self._changed.notify_all()
+            else:
+                with self._changed:
+                    if not pending.done and self._receiving.locked():
+                        self._changed.wait(remaining)
+
+    def _lead(self, pending: PendingCall, until: float) -> None:
+        while not pending.done:
+            try:
+                self._receive_one(until)
+            except TimeoutError:
+                if self.stream.in_frame:
+                    pending.fail(DeadlineError(f"{self.node}: no whole reply in time", node=self.node))
+                    self.fail(UnreachableError(f"{self.node}: a reply was cut short at its deadline", node=self.node))
+                return
+            except PeerError as error:
+                self.fail(type(error)(f"{self.node}: {error}", node=self.node, hint=error.hint))
+            except OSError as error:
+                self.fail(UnreachableError(f"{self.node}: connection lost: {error}", node=self.node))
+
+    def _receive_one(self, deadline: float) -> None:
+        """Receive one reply and hand it over."""
+        head = self.stream.recv_head(deadline)
+        if head is None:
+            raise UnreachableError("the node closed the connection", hint="has it been stopped or restarted?")
+        payload = self.stream.recv_payload(head.payload_bytes, deadline) if head.payload_bytes else _EMPTY
+        descriptors = tuple(self.stream.descriptors)
+        self.stream.descriptors.clear()
+        pending = self._pending.pop(head.request_id, None)
+        if pending is not None:
+            pending.finish(head.message, payload, descriptors)
+            with self._changed:
+                self._changed.notify_all()
+        elif head.request_id == 0 and isinstance(head.message, Failure):
+            raise error_of(head.message, self.node)
+        elif not 0 < head.request_id <= self._last_id:
+            raise ProtocolError(f"a reply to request {head.request_id}, which was never made")
+
+    def _receive_meanwhile(self) -> bool:
+        """While sending: take one reply, if there is one and nobody else receives."""
+        if not self._receiving.acquire(blocking=False):
+            return False
+        try:
+            self._receive_one(time.monotonic() + 5.0)
+        except (PeerError, TimeoutError) as error:
+            raise OSError(str(error)) from error
+        finally:
+            self._receiving.release()
+        return True
+
+    def _give_up(self, pending: PendingCall, until: float) -> None:
+        if until < pending.deadline:
+            return  # the caller may ask again
+        self._pending.pop(pending.request_id, None)
+        hint = "the node is alive but slow, or stopped"
+        pending.fail(DeadlineError(f"{self.node}: no reply within the deadline", node=self.node, hint=hint))
+
+    def fail(self, error: PeerError) -> None:
+        """The connection is of no more use: every call under way fails with `error`. Any thread may say so."""
+        if self.error is None:
+            self.error = error
+        self.stream.shutdown()
+        while self._pending:
+            try:
+                self._pending.popitem()[1].fail(error)
+            except KeyError:
+                break
+        with self._changed:
+            self._changed.notify_all()
+
+    def dispose(self) -> None:
+        """Close for good, once no thread is inside."""
+        self.fail(UnreachableError(f"{self.node}: the connection was closed", node=self.node))
+        with self._sending, self._receiving:
+            self.stream.close()

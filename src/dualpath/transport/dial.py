@@ -1,0 +1,150 @@
+"""Where a node listens, and how a connection to it is made: connect, socket options per lane, handshake."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from dataclasses import dataclass
+
+from dualpath.errors import AuthError, DeadlineError, ProtocolError, UnreachableError
+from dualpath.transport.stream import Stream
+from dualpath.wire.auth import ClientHandshake
+from dualpath.wire.failures import error_of
+from dualpath.wire.frames import HANDSHAKE_LIMITS, Limits
+from dualpath.wire.messages import Failure, Lane, Message, Proof, Welcome
+
+# DSCP in the upper six bits: EF, AF11, CS1 (lower effort). Hosts and switches that shape by DSCP see the lanes.
+_TOS = {Lane.REALTIME: 46 << 2, Lane.PREFETCH: 10 << 2, Lane.BULK: 8 << 2}
+_PRIORITY = {Lane.REALTIME: 6, Lane.PREFETCH: 2, Lane.BULK: 1}
+
+# Unacknowledged data for this long means that the host is gone. The kernel counts a closed receive window too, and a
+# node that computes may leave a large request waiting: only connections that carry small requests use the short one.
+READER_USER_TIMEOUT_MS = 1500
+CALLER_USER_TIMEOUT_MS = 10_000
+
+
+@dataclass(frozen=True)
+class Tcp:
+    """A node at `host:port`."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    def connect(self, lane: Lane, user_timeout_ms: int, timeout_s: float) -> socket.socket:
+        """Return a connected blocking socket. Raises `OSError`."""
+        sock = socket.create_connection((self.host, self.port), timeout=timeout_s)
+        try:
+            sock.settimeout(None)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, user_timeout_ms)
+            tune(sock, lane)
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+
+@dataclass(frozen=True)
+class Unix:
+    """A node on this host, listening at a path."""
+
+    path: str
+
+    def __str__(self) -> str:
+        return f"unix:{self.path}"
+
+    def connect(self, lane: Lane, user_timeout_ms: int, timeout_s: float) -> socket.socket:
+        """Return a connected blocking socket. Raises `OSError`. Lanes have no meaning to the kernel here."""
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(timeout_s)
+            sock.connect(self.path)
+            sock.settimeout(None)
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+
+def tune(sock: socket.socket, lane: Lane | None = None) -> None:
+    """Set what every TCP connection wants, and the lane's priority once it is known."""
+    if sock.family == socket.AF_UNIX:
+        return
+    tcp = socket.IPPROTO_TCP
+    sock.setsockopt(tcp, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in ((socket.TCP_KEEPIDLE, 1), (socket.TCP_KEEPINTVL, 1), (socket.TCP_KEEPCNT, 2)):
+        sock.setsockopt(tcp, option, value)
+    if lane is not None:
+        with contextlib.suppress(OSError):  # a hint; some systems refuse it
+            if sock.family == socket.AF_INET6:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_TCLASS, _TOS[lane])
+            else:
+                sock.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, _TOS[lane])
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, _PRIORITY[lane])
+
+
+@dataclass(frozen=True)
+class Dialer:
+    """How a peer connects to its node."""
+
+    address: Tcp | Unix
+    key: bytes | None
+    tenant: str
+    connect_timeout_s: float
+
+    def dial(self, lane: Lane, *, user_timeout_ms: int, deadline: float) -> tuple[Stream, Welcome]:
+        """Return a stream past its handshake.
+
+        Raises `UnreachableError`, `DeadlineError`, `AuthError`, `VersionError` or `ProtocolError`, naming the node.
+        """
+        node = str(self.address)
+        deadline = min(deadline, time.monotonic() + self.connect_timeout_s)
+        try:
+            timeout_s = max(0.001, deadline - time.monotonic())
+            stream = Stream(self.address.connect(lane, user_timeout_ms, timeout_s), HANDSHAKE_LIMITS)
+        except TimeoutError as error:
+            raise DeadlineError(f"{node}: no connection in time", node=node) from error
+        except OSError as error:
+            hint = "is the node running, and is the address right?"
+            raise UnreachableError(f"{node}: cannot connect: {error}", node=node, hint=hint) from error
+        try:
+            return stream, self._shake_hands(stream, lane, deadline)
+        except BaseException:
+            stream.close()
+            raise
+
+    def _shake_hands(self, stream: Stream, lane: Lane, deadline: float) -> Welcome:
+        node = str(self.address)
+        shake = ClientHandshake(self.key, lane, self.tenant)
+        try:
+            stream.send_frame(0, shake.hello, deadline=deadline)
+            proof: Proof = shake.answer(self._reply(stream, deadline))
+            stream.send_frame(0, proof, deadline=deadline)
+            welcome = self._reply(stream, deadline)
+            if not isinstance(welcome, Welcome):
+                raise ProtocolError(f"expected Welcome, got {type(welcome).__name__}")
+        except TimeoutError as error:
+            hint = "the node accepts connections but does not answer: is it stopped or overloaded?"
+            raise DeadlineError(f"{node}: no handshake in time", node=node, hint=hint) from error
+        except OSError as error:
+            raise UnreachableError(f"{node}: lost during the handshake: {error}", node=node) from error
+        except (ProtocolError, AuthError) as error:
+            if error.node:  # the node's own words
+                raise
+            raise type(error)(f"{node}: {error}", node=node, hint=error.hint) from error
+        stream.parser.limits = Limits()
+        stream.takes_descriptors = isinstance(self.address, Unix)
+        return welcome
+
+    def _reply(self, stream: Stream, deadline: float) -> Message:
+        head = stream.recv_head(deadline)
+        node = str(self.address)
+        if head is None:
+            raise UnreachableError(f"{node}: closed the connection during the handshake", node=node)
+        if isinstance(head.message, Failure):
+            raise error_of(head.message, node)
+        return head.message

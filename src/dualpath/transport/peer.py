@@ -1,0 +1,235 @@
+"""A node seen over stream sockets: per lane one connection for calls and writes, and its own for reads.
+
+Theory of operation. Connections open at first use. Calls and writes of a lane share one connection without a thread
+(`calls`); reads have connections with a receiver thread each (`reads`), so a bulk of payload never stands between a
+small request and its reply, and neither direction can wait for the other. A connection that failed is replaced by
+the next operation. One watchdog thread ends reads at their deadline.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from dualpath.errors import DeadlineError, PeerError, UnreachableError, UsageError
+from dualpath.transport.base import Ticket, TransferCounters
+from dualpath.transport.calls import CallConnection, PendingCall
+from dualpath.transport.dial import CALLER_USER_TIMEOUT_MS, Dialer, Tcp, Unix
+from dualpath.transport.reads import ReadLane, split
+from dualpath.transport.stream import Stream
+from dualpath.transport.ticket import ReadTicket, Watchdog
+from dualpath.wire.auth import check_key
+from dualpath.wire.messages import Lane, Message, Outcome, Outcomes, SlotRef, Welcome, Write
+
+_log = logging.getLogger(__name__)
+WRITE_BYTES = 4 << 20
+DEFAULT_CONNECTIONS = {Lane.REALTIME: 1, Lane.PREFETCH: 2, Lane.BULK: 1}
+
+
+class StreamPeer:
+    """The `Peer` of every stream transport."""
+
+    def __init__(
+        self,
+        address: Tcp | Unix,
+        *,
+        key: bytes | None = None,
+        tenant: str = "default",
+        connect_timeout_s: float = 2.0,
+        connections: Mapping[Lane, int] | None = None,
+    ) -> None:
+        check_key(key)
+        counts = {**DEFAULT_CONNECTIONS, **(connections or {})}
+        if min(counts.values()) < 1:
+            raise UsageError("each lane needs at least one connection")
+        self._dialer = Dialer(address, key, tenant, connect_timeout_s)
+        self._node = str(address)
+        self._closed = False
+        self._lock = threading.Lock()
+        self._streams: list[Stream] = []
+        self._past = TransferCounters()  # of streams that are closed
+        self._requests = 0
+        self._callers: dict[Lane, CallConnection] = {}
+        self._dialing = {lane: threading.Lock() for lane in Lane}
+        self._watchdog = Watchdog(self._node)
+        self._lanes = {lane: ReadLane(self._dialer, lane, counts[lane], self._opened) for lane in Lane}
+
+    @property
+    def node(self) -> str:
+        """The node's id as it introduced itself, or its address before the first connection."""
+        return self._node
+
+    @property
+    def counters(self) -> TransferCounters:
+        """Bytes moved so far, headers and handshakes included."""
+        with self._lock:
+            sent = self._past.tx_bytes + sum(stream.sent for stream in self._streams)
+            received = self._past.rx_bytes + sum(stream.received for stream in self._streams)
+            return TransferCounters(sent, received, self._requests)
+
+    def _opened(self, stream: Stream, welcome: Welcome) -> None:
+        with self._lock:
+            self._node = welcome.node
+            for old in [s for s in self._streams if s.closed]:
+                self._streams.remove(old)
+                self._past.tx_bytes += old.sent
+                self._past.rx_bytes += old.received
+            self._streams.append(stream)
+
+    # --- calls ---------------------------------------------------------------------------------------------------
+
+    def call(
+        self, message: Message, payload: Sequence[Any] = (), *, lane: Lane = Lane.REALTIME, timeout_s: float = 10.0
+    ) -> tuple[Message, memoryview]:
+        """Send a request and wait for its reply. A `Failure` reply is raised as the matching error."""
+        return self.start(message, payload, lane=lane, timeout_s=timeout_s).result()
+
+    def start(
+        self, message: Message, payload: Sequence[Any] = (), *, lane: Lane = Lane.REALTIME, timeout_s: float = 10.0
+    ) -> PendingCall:
+        """Send a request now, collect the reply later. Whatever goes wrong is raised by `result`, not here."""
+        deadline = time.monotonic() + timeout_s
+        self._requests += 1
+        try:
+            return self._caller(lane, deadline).start(message, payload, deadline)
+        except PeerError as error:
+            failed = PendingCall(None, self._node, deadline)
+            failed.fail(error)
+            return failed
+
+    def _caller(self, lane: Lane, deadline: float) -> CallConnection:
+        """Return the lane's connection for calls, a new one if there is none that works."""
+        connection = self._callers.get(lane)
+        if connection is not None and connection.usable():
+            return connection
+        dialing = self._dialing[lane]
+        if not dialing.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            raise DeadlineError(f"{self._node}: no connection in time", node=self._node)
+        try:
+            connection = self._callers.get(lane)
+            if connection is not None:
+                if connection.usable():
+                    return connection
+                connection.dispose()
+                del self._callers[lane]
+            if self._closed:
+                raise UnreachableError(f"{self._node}: this peer is closed", node=self._node)
+            stream, welcome = self._dialer.dial(lane, user_timeout_ms=CALLER_USER_TIMEOUT_MS, deadline=deadline)
+            self._opened(stream, welcome)
+            connection = self._callers[lane] = CallConnection(stream, self._node)
+            return connection
+        finally:
+            dialing.release()
+
+    # --- transfers -----------------------------------------------------------------------------------------------
+
+    def read(
+        self,
+        refs: Sequence[SlotRef],
+        destinations: Sequence[memoryview],
+        *,
+        slot_bytes: int,
+        lane: Lane = Lane.PREFETCH,
+        timeout_s: float = 10.0,
+        on_item: Callable[[int, Outcome], None] | None = None,
+    ) -> Ticket:
+        """Start reading slots straight into `destinations`. Items complete in requests of about 1 MiB."""
+        targets = check_transfer(refs, destinations, slot_bytes, writable=True)
+        ticket = ReadTicket(len(refs), time.monotonic() + timeout_s, on_item)
+        self._requests += 1
+        if refs:
+            requests = split(ticket, refs, targets, slot_bytes)
+            queue = self._lanes[lane]
+            ticket.hold(len(requests))
+            ticket.abort = lambda outcome, error: queue.abort(ticket, outcome, error)
+            ticket.ended = self._watchdog.forget
+            self._watchdog.watch(ticket)
+            queue.submit(requests)
+        return ticket
+
+    def write(
+        self,
+        refs: Sequence[SlotRef],
+        sources: Sequence[memoryview],
+        *,
+        slot_bytes: int,
+        lane: Lane = Lane.BULK,
+        timeout_s: float = 30.0,
+    ) -> Sequence[Outcome]:
+        """Fill prepared slots from `sources`, and wait until the node has them. A `PeerError` is logged, not raised."""
+        views = check_transfer(refs, sources, slot_bytes, writable=False)
+        deadline = time.monotonic() + timeout_s
+        step = max(1, WRITE_BYTES // slot_bytes)
+        calls: list[tuple[int, PendingCall]] = []
+        for first in range(0, len(refs), step):
+            part = list(refs[first : first + step])
+            left = max(0.0, deadline - time.monotonic())
+            payload = views[first : first + step]
+            calls.append((len(part), self.start(Write(slot_bytes, part), payload, lane=lane, timeout_s=left)))
+        outcomes: list[Outcome] = []
+        for count, call in calls:
+            outcomes += self._written(count, call)
+        return outcomes
+
+    def _written(self, count: int, call: PendingCall) -> list[Outcome]:
+        try:
+            reply, _ = call.result()
+        except PeerError as error:
+            _log.warning("write of %d slots failed: %s", count, error)
+            return [Outcome.TIMEOUT if isinstance(error, DeadlineError) else Outcome.LOST] * count
+        if not isinstance(reply, Outcomes) or len(reply.outcomes) != count:
+            _log.warning("%s: %s is no answer to a Write of %d slots", self._node, type(reply).__name__, count)
+            return [Outcome.LOST] * count
+        return reply.outcomes
+
+    def cancel(self, ticket: Ticket) -> None:
+        """Stop an operation: items without an outcome become `CANCELLED`. Wait for `drained` before reuse.
+
+        Requests that were not sent are dropped; one in flight costs its connection, and others on it run again.
+        """
+        if isinstance(ticket, ReadTicket) and ticket.abort is not None and not ticket.settled:
+            ticket.abort(Outcome.CANCELLED, None)
+
+    def close(self) -> None:
+        """Close all connections; pending operations fail as `LOST`/`UnreachableError`. Idempotent."""
+        self._closed = True
+        for lane in Lane:
+            caller = self._callers.get(lane)
+            if caller is not None:
+                caller.fail(UnreachableError(f"{self._node}: this peer was closed", node=self._node))
+            with self._dialing[lane]:
+                caller = self._callers.pop(lane, None)
+                if caller is not None:
+                    caller.dispose()
+        for queue in self._lanes.values():
+            queue.close()
+        self._watchdog.close()
+
+    def __enter__(self) -> StreamPeer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def check_transfer(
+    refs: Sequence[SlotRef], buffers: Sequence[memoryview], slot_bytes: int, *, writable: bool
+) -> list[memoryview]:
+    """Return the buffers as flat bytes. Raises `UsageError` unless there is one of `slot_bytes` for each reference."""
+    if slot_bytes <= 0:
+        raise UsageError(f"slot_bytes must be positive, got {slot_bytes}")
+    if len(refs) != len(buffers):
+        raise UsageError(f"{len(refs)} references and {len(buffers)} buffers")
+    views = []
+    for index, buffer in enumerate(buffers):
+        view = memoryview(buffer)
+        if view.nbytes != slot_bytes or not view.c_contiguous or (writable and view.readonly):
+            kind = "writable, " if writable else ""
+            raise UsageError(
+                f"buffer {index} has {view.nbytes} bytes, not {slot_bytes}, or is not {kind}C-contiguous memory"
+            )
+        views.append(view if view.format == "B" and view.ndim == 1 else view.cast("B"))
+    return views

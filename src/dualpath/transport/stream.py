@@ -1,0 +1,239 @@
+"""Frames over one connected stream socket, TCP or Unix: gather on the way out, scatter on the way in.
+
+Theory of operation. The socket stays blocking. Without a deadline a receive is one `recvmsg_into` with `MSG_WAITALL`
+straight into where the bytes belong: the kernel fills it and wakes the thread once. With a deadline each step polls
+first. The head of a frame is read ahead into a small buffer, so a small frame costs one system call; what was read
+beyond the head (at most `READ_AHEAD` bytes) is copied, everything else lands directly.
+
+Another thread ends a blocked stream with `shutdown()`; only the owner calls `close()`, so that a descriptor is never
+reused under somebody's feet. One thread at a time may send and one receive; the caller sees to that.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import os
+import select
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dualpath.errors import ProtocolError
+from dualpath.wire.frames import Head, HeadParser, Limits, encode
+from dualpath.wire.messages import Message
+
+READ_AHEAD = 16 << 10
+IOV_MAX = 512  # the kernel takes 1024
+MAX_DESCRIPTORS = 4
+
+
+def size_of(buffers: Sequence[Any]) -> int:
+    """Return the total bytes of `buffers`."""
+    return sum(memoryview(buffer).nbytes for buffer in buffers)
+
+
+def _byte_views(buffers: Sequence[Any]) -> list[memoryview]:
+    """Return the non-empty buffers as flat bytes."""
+    views = (memoryview(buffer) for buffer in buffers)
+    return [view if view.format == "B" and view.ndim == 1 else view.cast("B") for view in views if view.nbytes]
+
+
+def _advance(views: list[memoryview], start: int, count: int) -> int:
+    """Drop `count` bytes from `views[start:]`; return the new start. The first view left may be cut."""
+    while count and count >= len(views[start]):
+        count -= len(views[start])
+        start += 1
+    if count:
+        views[start] = views[start][count:]
+    return start
+
+
+class Stream:
+    """A connected socket that carries frames. Counts the bytes it handed to and got from the kernel."""
+
+    def __init__(self, sock: socket.socket, limits: Limits | None = None) -> None:
+        self.sock = sock
+        self.sent = 0
+        self.received = 0
+        self.descriptors: deque[int] = deque()
+        self.parser = HeadParser(limits)
+        self.takes_descriptors = False
+        self._ahead = bytearray(READ_AHEAD)
+        self._view = memoryview(self._ahead)
+        self._from = self._to = 0  # ahead[from:to) has been received and not consumed
+        self._in_payload = False
+
+    @property
+    def in_frame(self) -> bool:
+        """Whether the receiving side stands within a frame, so that giving up means closing."""
+        return self._in_payload or self.parser.in_frame
+
+    # --- sending -------------------------------------------------------------------------------------------------
+
+    def send_frame(
+        self,
+        request_id: int,
+        message: Message,
+        payload: Sequence[Any] = (),
+        *,
+        deadline: float | None = None,
+        while_full: Callable[[], bool] | None = None,
+        descriptors: Sequence[int] = (),
+    ) -> None:
+        """Send a whole frame. With a `deadline` (monotonic) raise `TimeoutError` when it passes.
+
+        `while_full` is called instead of waiting when the socket is full and there is something to read; it returns
+        whether it read anything. Raises `OSError` when the connection is gone. After an error a part may be sent.
+        """
+        views = _byte_views(payload)
+        views.insert(0, memoryview(encode(request_id, message, sum(map(len, views)))))
+        ancillary: list[tuple[int, int, Any]] = []
+        if descriptors:
+            ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
+        start, flags = 0, socket.MSG_DONTWAIT if deadline is not None else 0
+        while start < len(views):
+            try:
+                count = self.sock.sendmsg(views[start : start + IOV_MAX], ancillary, flags)
+            except BlockingIOError:
+                if deadline is None:
+                    raise TimeoutError("the peer takes no data") from None
+                self._wait_writable(deadline, while_full)
+                continue
+            ancillary = []
+            self.sent += count
+            start = _advance(views, start, count)
+
+    def _wait_writable(self, deadline: float, while_full: Callable[[], bool] | None) -> None:
+        wanted = select.POLLOUT | (select.POLLIN if while_full else 0)
+        events = self._poll(wanted, deadline)
+        if while_full and events & select.POLLIN and not events & select.POLLOUT and not while_full():
+            self._poll(select.POLLOUT, min(deadline, time.monotonic() + 0.01))  # somebody else is reading
+
+    def _poll(self, wanted: int, deadline: float) -> int:
+        remaining = deadline - time.monotonic()
+        poller = select.poll()
+        poller.register(self.sock.fileno(), wanted)
+        ready = poller.poll(max(0.0, remaining) * 1000)
+        if not ready and time.monotonic() >= deadline:
+            raise TimeoutError("deadline passed")
+        return ready[0][1] if ready else 0
+
+    # --- receiving -----------------------------------------------------------------------------------------------
+
+    def recv_head(self, deadline: float | None = None) -> Head | None:
+        """Return the next frame's head, or `None` at an orderly end of stream between frames.
+
+        Raises `ProtocolError` for malformed or truncated input, `TimeoutError`, and `OSError`.
+        """
+        while True:
+            if self._from < self._to:
+                taken, head = self.parser.feed(self._view[self._from : self._to])
+                self._from += taken
+                if head is not None:
+                    self._in_payload = head.payload_bytes > 0
+                    return head
+            count = self._recv_ahead(deadline)
+            if count == 0:
+                self.parser.eof()
+                return None
+            self._from, self._to = 0, count
+
+    def _recv_ahead(self, deadline: float | None) -> int:
+        if deadline is not None:
+            self._poll(select.POLLIN, deadline)
+        if not self.takes_descriptors:
+            count = self.sock.recv_into(self._ahead)
+        else:
+            space = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
+            count, ancillary, _, _ = self.sock.recvmsg_into([self._ahead], space, socket.MSG_CMSG_CLOEXEC)
+            for level, kind, data in ancillary:
+                if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                    numbers = array.array("i")
+                    numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
+                    self.descriptors.extend(numbers)
+        self.received += count
+        return count
+
+    def recv_into(self, buffers: Sequence[Any], deadline: float | None = None) -> None:
+        """Fill `buffers` with payload bytes. Together the calls after a head must take its whole payload."""
+        views, start = _byte_views(buffers), 0
+        while start < len(views) and self._from < self._to:
+            count = min(len(views[start]), self._to - self._from)
+            views[start][:count] = self._view[self._from : self._from + count]
+            self._from += count
+            start = _advance(views, start, count)
+        while start < len(views):
+            if deadline is not None:
+                self._poll(select.POLLIN, deadline)
+            flags = socket.MSG_WAITALL if deadline is None else socket.MSG_DONTWAIT
+            try:
+                count = self.sock.recvmsg_into(views[start : start + IOV_MAX], 0, flags)[0]
+            except BlockingIOError:
+                if deadline is None:
+                    raise TimeoutError("the peer stopped in the middle of a frame") from None
+                continue
+            if count == 0:
+                raise ProtocolError("truncated frame: the stream ended within a payload")
+            self.received += count
+            start = _advance(views, start, count)
+
+    def payload_done(self) -> None:
+        """The payload of the last head has been taken completely."""
+        self._in_payload = False
+
+    def recv_payload(self, count: int, deadline: float | None = None) -> memoryview:
+        """Return a whole payload of `count` bytes in a buffer of its own."""
+        payload = memoryview(bytearray(count))
+        if count:
+            self.recv_into([payload], deadline)
+        self.payload_done()
+        return payload
+
+    def discard(self, count: int, deadline: float | None = None) -> None:
+        """Receive a payload of `count` bytes and forget it."""
+        scratch = memoryview(bytearray(min(count, 1 << 20)))
+        while count:
+            part = scratch[: min(count, len(scratch))]
+            self.recv_into([part], deadline)
+            count -= len(part)
+        self.payload_done()
+
+    # --- life ----------------------------------------------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` has been called."""
+        return self.sock.fileno() < 0
+
+    def alive(self) -> bool:
+        """Whether the peer still holds its end, as far as the kernel knows. Never blocks."""
+        try:
+            return self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+
+    def shutdown(self) -> None:
+        """End both directions: a thread blocked in this stream returns at once. Safe from any thread."""
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
+
+    def linger_close(self) -> None:
+        """Close so that what was sent last still arrives, although the peer's input was not all read."""
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_WR)
+            self.sock.settimeout(0.2)
+            for _ in range(64):
+                if not self.sock.recv(65536):
+                    break
+        self.close()
+
+    def close(self) -> None:
+        """Release the socket, and descriptors that nobody took."""
+        self.sock.close()
+        while self.descriptors:
+            os.close(self.descriptors.popleft())
