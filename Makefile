@@ -57,7 +57,7 @@ test: $(INSTALLED)
 lint: $(INSTALLED)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/lint-imports --no-logo --no-timings
+	@$(BIN)/lint-imports --no-logo
 
 .PHONY: types
 types: $(INSTALLED)
