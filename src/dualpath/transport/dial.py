@@ -95,6 +95,7 @@ class Dialer:
     key: bytes | None
     tenant: str
     connect_timeout_s: float
+    owner: bytes = b""
 
     def dial(self, lane: Lane, *, user_timeout_ms: int, deadline: float) -> tuple[Stream, Welcome]:
         """Return a stream past its handshake.
@@ -119,7 +120,7 @@ class Dialer:
 
     def _shake_hands(self, stream: Stream, lane: Lane, deadline: float) -> Welcome:
         node = str(self.address)
-        shake = ClientHandshake(self.key, lane, self.tenant)
+        shake = ClientHandshake(self.key, lane, self.tenant, self.owner)
         try:
             stream.send_frame(0, shake.hello, deadline=deadline)
             proof: Proof = shake.answer(self._reply(stream, deadline))

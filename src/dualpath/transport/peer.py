@@ -9,6 +9,7 @@ the next operation. One watchdog thread ends reads at their deadline.
 from __future__ import annotations
 
 import logging
+import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -45,7 +46,7 @@ class StreamPeer:
         counts = {**DEFAULT_CONNECTIONS, **(connections or {})}
         if min(counts.values()) < 1:
             raise UsageError("each lane needs at least one connection")
-        self._dialer = Dialer(address, key, tenant, connect_timeout_s)
+        self._dialer = Dialer(address, key, tenant, connect_timeout_s, secrets.token_bytes(16))
         self._node = str(address)
         self._closed = False
         self._lock = threading.Lock()

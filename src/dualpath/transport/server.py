@@ -156,7 +156,7 @@ class StreamServer:
         stream.send_frame(0, Welcome(self._node_id, self._instance), deadline=deadline)
         tune(stream.sock, hello.lane)
         stream.parser.limits = self._limits
-        return Session(peer=name, tenant=hello.tenant, lane=hello.lane)
+        return Session(peer=name, tenant=hello.tenant, lane=hello.lane, owner=hello.owner)
 
     def _set_stall_timeout(self, stream: Stream) -> None:
         timeval = struct.pack("ll", int(self._stall_timeout_s), int(self._stall_timeout_s % 1 * 1e6))

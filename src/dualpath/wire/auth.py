@@ -3,13 +3,13 @@
 Theory of operation. Both sides prove that they know the key without sending it, in four messages with request id 0:
 
     client                                     node
-      Hello(version, lane, tenant, nonce_c) ──▶
+      Hello(version, lane, tenant, nonce_c, owner) ──▶
       ◀── Challenge(version, keyed, nonce_n, MAC(key, "node", …))
       Proof(MAC(key, "client", …)) ──▶
       ◀── Welcome(node, instance)              or Failure
 
 MAC is HMAC-SHA256 over a label (so that a proof of one side is never valid as the other's), the version, the lane, the
-tenant and both nonces, each with its length in front, so that nothing can be replayed, swapped or moved to another
+tenant, the owner and both nonces, each with its length in front, so that nothing can be replayed, swapped or moved to another
 tenant or lane. The node proves itself first: a client never answers a node that does not know the key. It authenticates
 the two ends; it does not encrypt. Without a key (loopback, Unix socket) both MACs are empty.
 """
@@ -25,6 +25,7 @@ from dualpath.wire.messages import PROTOCOL_VERSION, Challenge, Hello, Lane, Mes
 NONCE_BYTES = 32
 MIN_KEY_BYTES = 16
 MAX_TENANT_BYTES = 256
+MAX_OWNER_BYTES = 64
 
 
 def check_key(key: bytes | None) -> None:
@@ -45,6 +46,7 @@ def _mac(key: bytes | None, label: bytes, hello: Hello, node_nonce: bytes) -> by
         str(hello.version).encode(),
         str(int(hello.lane)).encode(),
         hello.tenant.encode(),
+        hello.owner,
         hello.nonce,
         node_nonce,
     ):
@@ -63,10 +65,10 @@ def _check_version(version: int) -> None:
 class ClientHandshake:
     """The client's half: send `hello`, then what `answer` returns, then expect `Welcome`."""
 
-    def __init__(self, key: bytes | None, lane: Lane, tenant: str) -> None:
+    def __init__(self, key: bytes | None, lane: Lane, tenant: str, owner: bytes = b"") -> None:
         check_key(key)
         self._key = key
-        self.hello = Hello(PROTOCOL_VERSION, lane, tenant, secrets.token_bytes(NONCE_BYTES))
+        self.hello = Hello(PROTOCOL_VERSION, lane, tenant, secrets.token_bytes(NONCE_BYTES), owner)
 
     def answer(self, challenge: Message) -> Proof:
         """Check the node's proof and return ours. Raises `AuthError`, `VersionError` or `ProtocolError`."""
@@ -105,6 +107,8 @@ class NodeHandshake:
             raise ProtocolError(f"nonce of {len(hello.nonce)} bytes, expected {NONCE_BYTES}")
         if len(hello.tenant.encode()) > MAX_TENANT_BYTES:
             raise ProtocolError(f"tenant name over {MAX_TENANT_BYTES} bytes")
+        if len(hello.owner) > MAX_OWNER_BYTES:
+            raise ProtocolError(f"owner of {len(hello.owner)} bytes, at most {MAX_OWNER_BYTES}")
         self._hello = hello
         proof = _mac(self._key, b"node", hello, self._nonce)
         return Challenge(PROTOCOL_VERSION, self._key is not None, self._nonce, proof)
