@@ -48,6 +48,7 @@ class Arena:
         self.data = memoryview(self._data_map)
         self.generations = cast("MutableSequence[int]", memoryview(self._table_map).cast("Q"))
         self._array: NDArray[np.uint8] | None = None
+        self._readers: tuple[int, ...] = ()
         self._closed = False
 
     def view(self, slot: int) -> memoryview:
@@ -63,6 +64,14 @@ class Arena:
 
             self._array = np.frombuffer(self.data, np.uint8)
         return self._array
+
+    def descriptors(self) -> tuple[int, ...]:
+        """Return descriptors of data and generations by which another process can map them, to read only."""
+        if not self._readers:
+            self._readers = tuple(
+                os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC) for fd in (self.data_fd, self.generations_fd)
+            )
+        return self._readers
 
     def discard(self, slot: int) -> None:
         """Give the physical pages that lie wholly inside `slot` back to the host; they read as zero afterwards."""
@@ -83,8 +92,8 @@ class Arena:
             cast("memoryview", self.generations).release()
             self._data_map.close()
             self._table_map.close()
-        os.close(self.data_fd)
-        os.close(self.generations_fd)
+        for fd in (self.data_fd, self.generations_fd, *self._readers):
+            os.close(fd)
 
 
 def _shared(name: str, size: int) -> tuple[int, mmap.mmap]:
@@ -96,6 +105,7 @@ def _shared(name: str, size: int) -> tuple[int, mmap.mmap]:
     try:
         os.ftruncate(fd, size)
         fcntl.fcntl(fd, _F_ADD_SEALS, _SEALS)
+        os.fchmod(fd, 0o400)  # or else any user who is passed a read-only descriptor could open it anew for writing
         mapping = mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
     except OSError as error:
         os.close(fd)

@@ -1,6 +1,6 @@
 """The pool client: typed access to the nodes of a pool. Knows the protocol, not where blocks are (see `directory`).
 
-    with connect("tcp://127.0.0.1:7480,tcp://127.0.0.1:7481", key=key) as pool:
+    with connect("tcp://127.0.0.1:7700,tcp://127.0.0.1:7701", key=key) as pool:
         node = pool.nodes[0]
         refs = node.prepare([PrepareItem(key, layers, slot_bytes, tokens)])[0]
         if refs:                                     # empty: somebody has already sealed this block there

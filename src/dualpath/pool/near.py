@@ -76,7 +76,7 @@ def answer(
     if good_rows is not None:
         empty = [0.0, -np.inf, -np.inf, 0.0]
         arrays = [_spread(array, good_rows, value) for array, value in zip(arrays, empty, strict=False)]
-    return Reply(Partials(outcomes), [memoryview(np.ascontiguousarray(array)).cast("B") for array in arrays])
+    return Reply(Partials(outcomes), [np.ascontiguousarray(array).data.cast("B") for array in arrays])
 
 
 def _check(request: Attend, payload: memoryview, views: Mapping[int, View]) -> Geometry:

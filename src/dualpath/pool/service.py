@@ -272,7 +272,7 @@ class PoolService:
         arena = self.arena(session.tenant, message.slot_bytes)
         if arena is None:
             raise UsageError(f"this tenant has no slots of {message.slot_bytes} bytes here", hint="write blocks first")
-        return Reply(Mapped(arena.slots, arena.slot_bytes))
+        return Reply(Mapped(arena.slots, arena.slot_bytes), descriptors=arena.descriptors())
 
     # --- inside ----------------------------------------------------------------------------------------------
 

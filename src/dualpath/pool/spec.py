@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from dualpath.errors import UsageError
 from dualpath.transport.base import Peer
 
-_HINT = "write tcp://127.0.0.1:7480 or mapped:/run/dualpath.sock, several with commas between"
+_HINT = "write tcp://127.0.0.1:7700 or mapped:/run/dualpath.sock, several with commas between"
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ Theory of operation. Both sides prove that they know the key without sending it,
       ◀── Welcome(node, instance)              or Failure
 
 MAC is HMAC-SHA256 over a label (so that a proof of one side is never valid as the other's), the version, the lane, the
-tenant, the owner and both nonces, each with its length in front, so that nothing can be replayed, swapped or moved to another
-tenant or lane. The node proves itself first: a client never answers a node that does not know the key. It authenticates
-the two ends; it does not encrypt. Without a key (loopback, Unix socket) both MACs are empty.
+tenant, the owner and both nonces, each with its length in front, so that nothing can be replayed, swapped or moved to
+another tenant or lane. The node proves itself first: a client never answers a node that does not know the key. It
+authenticates the two ends; it does not encrypt. Without a key (loopback, Unix socket) both MACs are empty.
 """
 
 from __future__ import annotations

@@ -1,0 +1,78 @@
+"""`dualpath pool`: run one pool node in the foreground."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dualpath.cli.output import ByteSize, byte_size, host_port
+from dualpath.errors import UsageError
+
+KEY_VARIABLE = "DUALPATH_KEY"
+
+
+def pool_command(
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Data port. Port 0 takes a free one.")
+    ] = "127.0.0.1:0",
+    capacity: Annotated[
+        ByteSize, typer.Option(parser=byte_size, metavar="SIZE", help="KV bytes that the node holds at most.")
+    ] = ByteSize(1 << 30),
+    management: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="HTTP port for /healthz, /stats and /metrics; `off` for none.")
+    ] = "127.0.0.1:0",
+    socket: Annotated[
+        str, typer.Option(metavar="PATH", help="Unix socket for clients on this host, which map the node's memory.")
+    ] = "",
+    key_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help=f"File with the shared key; otherwise it is taken from {KEY_VARIABLE}."),
+    ] = None,
+    threads: Annotated[int, typer.Option(min=0, help="Threads that attention may use here; 0: all cores.")] = 0,
+    node_id: Annotated[str, typer.Option(metavar="NAME", help="How the node introduces itself.")] = "",
+    parent: Annotated[int, typer.Option(metavar="PID", help="End when this process ends; 0: do not.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines: `ready`, then `ended`.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what the node does, on stderr.")] = False,
+) -> None:
+    """Run a pool node that holds KV blocks and computes attention on them.
+
+    It prints one line when it is ready, and one of totals when SIGINT or SIGTERM ends it. Blocks live in memory.
+    Beyond loopback it wants a shared key, which every client must have too.
+
+    Examples:
+        dualpath pool --capacity 8GiB
+        dualpath pool --listen 127.0.0.1:7700 --socket /run/user/1000/dualpath.sock
+        DUALPATH_KEY=... dualpath pool --listen 10.0.0.5:7700 --capacity 64GiB --threads 8
+    """
+    from dualpath.pool.server import NodeConfig, serve
+
+    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
+    host, port = host_port(listen)
+    management_host, management_port = ("127.0.0.1", -1) if management == "off" else host_port(management)
+    config = NodeConfig(
+        capacity=int(capacity),
+        host=host,
+        port=port,
+        management_host=management_host,
+        management_port=management_port,
+        socket=socket,
+        node_id=node_id,
+        threads=threads,
+        parent=parent,
+        json=as_json,
+    )
+    serve(config, key=read_key(key_file))
+
+
+def read_key(path: Path | None) -> bytes | None:
+    """Return the shared key out of `path` or the environment, stripped; `None` if there is none."""
+    if path is None:
+        return os.environ.get(KEY_VARIABLE, "").strip().encode() or None
+    key = path.read_bytes().strip()
+    if not key:
+        raise UsageError(f"the key file {path} is empty", hint="openssl rand -hex 32 > FILE")
+    return key

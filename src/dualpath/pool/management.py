@@ -1,0 +1,132 @@
+"""The management port of a node: small HTTP, apart from the data port, for people and scrapers.
+
+    GET /healthz    200 "ok" while the node serves
+    GET /stats      all counters and gauges, JSON
+    GET /metrics    the same and the latency histograms, Prometheus text
+
+Open on loopback. Elsewhere the node's shared key is required: `Authorization: Bearer KEY`.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING
+
+from dualpath.errors import UsageError
+from dualpath.pool.meter import BUCKETS_S, Meter
+from dualpath.transport.tcp import is_loopback
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+_PREFIX = "dualpath_pool_"
+_REQUEST_TIMEOUT_S = 10.0
+
+
+class Management:
+    """Serves `stats` and `meter` over HTTP in threads of its own, from construction to `close`."""
+
+    def __init__(
+        self, stats: Callable[[], dict[str, float]], meter: Meter, host: str, port: int, *, key: bytes | None = None
+    ) -> None:
+        from prometheus_client import CollectorRegistry, generate_latest
+
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(_Collector(stats, meter))
+        pages: dict[str, Callable[[], tuple[str, bytes]]] = {
+            "/healthz": lambda: ("text/plain; charset=utf-8", b"ok\n"),
+            "/stats": lambda: ("application/json", json.dumps(stats()).encode() + b"\n"),
+            "/metrics": lambda: ("text/plain; version=0.0.4; charset=utf-8", generate_latest(registry)),
+        }
+        token = None if is_loopback(host) else key
+        if token is None and not is_loopback(host):
+            raise UsageError(f"the management port would be open to anyone at {host}", hint="set a key")
+        try:
+            self._server = _Server((host, port), _page_server(pages, token))
+        except OSError as error:
+            raise UsageError(f"cannot listen on {host}:{port} for management: {error}", hint="use port 0") from error
+        self.host, self.port = host, int(self._server.server_address[1])
+        self._thread = threading.Thread(target=self._server.serve_forever, name="management", daemon=True)
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        """Where it answers."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"
+
+    def close(self) -> None:
+        """Stop answering. Idempotent."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    allow_reuse_address = True
+
+
+def _page_server(
+    pages: dict[str, Callable[[], tuple[str, bytes]]], token: bytes | None
+) -> type[BaseHTTPRequestHandler]:
+    class Pages(BaseHTTPRequestHandler):
+        timeout = _REQUEST_TIMEOUT_S
+        server_version = "dualpath"
+        sys_version = ""
+
+        def do_GET(self) -> None:
+            page = pages.get(self.path.partition("?")[0])
+            if not self._allowed():
+                self._send(401, "text/plain; charset=utf-8", b"send the key: Authorization: Bearer KEY\n")
+            elif page is None:
+                self._send(404, "text/plain; charset=utf-8", b"there is /healthz, /stats and /metrics\n")
+            else:
+                self._send(200, *page())
+
+        def _allowed(self) -> bool:
+            given = self.headers.get("Authorization", "").removeprefix("Bearer ").encode("utf-8", "surrogateescape")
+            return token is None or hmac.compare_digest(given, token)
+
+        def _send(self, status: int, kind: str, body: bytes) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Requests are not logged: scrapers would fill the log."""
+
+    return Pages
+
+
+class _Collector:
+    """Turns a node's numbers into Prometheus metrics when it is scraped."""
+
+    def __init__(self, stats: Callable[[], dict[str, float]], meter: Meter) -> None:
+        self._stats = stats
+        self._meter = meter
+
+    def collect(self) -> Iterator[Metric]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+        for name, value in self._stats().items():
+            if name.endswith("_total"):
+                plain = name.removesuffix("_total")
+                yield CounterMetricFamily(_PREFIX + plain, plain.replace("_", " ") + ", since start", value=value)
+            else:
+                yield GaugeMetricFamily(_PREFIX + name, name.replace("_", " ") + ", now", value=value)
+        text = "time to answer a request, payload excluded"
+        seconds = HistogramMetricFamily(_PREFIX + "request_seconds", text, labels=["request"])
+        for name, operation in self._meter.operations().items():
+            total, buckets = 0, []
+            for bound, count in zip([*map(str, BUCKETS_S), "+Inf"], operation.buckets, strict=True):
+                total += count
+                buckets.append((bound, float(total)))
+            seconds.add_metric([name], buckets, operation.seconds)
+        yield seconds
