@@ -120,7 +120,7 @@ class Prepare(Message, frozen=True):
 
 
 class Prepared(Message, frozen=True):
-    """Per item its slots in layer order. An empty list: the block is already there, sealed, and now pinned (do not write)."""
+    """Per item its slots in layer order. Empty: the block is there already, sealed, and now pinned (do not write)."""
 
     refs: list[list[SlotRef]]
 
