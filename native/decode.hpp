@@ -1,0 +1,251 @@
+// Few query rows against one block: memory bound, so K and V are read once, in order, straight from the block.
+//
+//     for each run of at most 256 keys:   S = Q K^T   (tiles of H heads x N keys, one transposed sum per W dots)
+//                                         weigh rows of S
+//                                         acc += S V  (runs of 64 V rows stay in L1 while columns are walked)
+//
+// bf16 pairs are widened two at a time, by a shift (even elements) and a mask (odd ones), so q is stored with even
+// and odd elements apart, and acc is put back in order when it leaves.
+#pragma once
+
+#include "visible.hpp"
+
+namespace DUALPATH_ISA {
+
+constexpr int decode_run = 256, value_run = 64;
+
+// Vector i of a stored row. For bf16, vectors 2j and 2j+1 are the even and the odd elements of 2W consecutive ones.
+DP_INLINE vf stream(const float *row, int i) { return load(row + i * W); }
+DP_INLINE vf stream(const fp16 *row, int i) { return load(row + i * W); }
+DP_INLINE vf stream(const bf16 *row, int i) {
+    vi raw = *reinterpret_cast<const viu *>(row + (i / 2) * 2 * W);
+    return (vf)(i % 2 ? raw & (int32_t)0xffff0000 : raw << 16);
+}
+
+template <class T> struct Pairs { static constexpr int n = 1; };  // vectors that must be streamed together
+template <> struct Pairs<bf16> { static constexpr int n = 2; };
+
+// Scores of H rows of q against N keys; out[h * pitch + k].
+template <class T, int H, int N>
+DP_INLINE void dots(const float *q, int dim, const T *k, float *out, int pitch, bool ahead) {
+    constexpr int P = Pairs<T>::n, total = H * N, groups = (total + W - 1) / W;
+    vf a[groups * W] = {};
+    if (ahead) {  // 16 rows ahead in this stream; past its end lies, as a rule, what is read next
+        const char *p = reinterpret_cast<const char *>(k + 16 * (size_t)dim);
+        for (size_t o = 0; o < N * (size_t)dim * sizeof(T); o += 64) __builtin_prefetch(p + o, 0, 3);
+    }
+    for (int i = 0; i < dim / W; i += P) {
+        DP_UNROLL
+        for (int e = 0; e < P; e++) {
+            vf x[H];
+            DP_UNROLL
+            for (int h = 0; h < H; h++) x[h] = load(q + h * dim + (i + e) * W);
+            DP_UNROLL
+            for (int n = 0; n < N; n++) {
+                vf y = P == 2 ? stream(k + n * (size_t)dim + i * W, e) : stream(k + n * (size_t)dim, i);
+                DP_UNROLL
+                for (int h = 0; h < H; h++) a[h * N + n] += y * x[h];
+            }
+        }
+    }
+    float t[groups * W];
+    DP_UNROLL
+    for (int g = 0; g < groups; g++) store(t + g * W, reduce(a + g * W));
+    DP_UNROLL
+    for (int h = 0; h < H; h++) memcpy(out + h * pitch, t + h * N, N * sizeof(float));
+}
+
+// acc[h] += sum over `rows` of weight[h][row] * V[row], for V vectors [0, C) of a row.
+template <class T, int H, int C>
+DP_INLINE void weighted(const float *weight, int pitch, const T *v, size_t stride, int rows, float *acc, int dim, bool ahead) {
+    constexpr int P = Pairs<T>::n;
+    vf r[H][C];
+    DP_UNROLL
+    for (int h = 0; h < H; h++) {
+        DP_UNROLL
+        for (int c = 0; c < C; c++) r[h][c] = load(acc + h * dim + c * W);
+    }
+    for (int i = 0; i < rows; i++, v += stride) {
+        if (ahead) {
+            const char *p = reinterpret_cast<const char *>(v + 16 * stride);
+            for (size_t o = 0; o < stride * sizeof(T); o += 64) __builtin_prefetch(p + o, 0, 3);
+        }
+        vf x[C];
+        DP_UNROLL
+        for (int c = 0; c < C; c++) x[c] = P == 2 ? stream(v + (c / 2) * 2 * W, c % 2) : stream(v, c);
+        DP_UNROLL
+        for (int h = 0; h < H; h++) {
+            vf w = splat(weight[h * pitch + i]);
+            DP_UNROLL
+            for (int c = 0; c < C; c++) r[h][c] += w * x[c];
+        }
+    }
+    DP_UNROLL
+    for (int h = 0; h < H; h++) {
+        DP_UNROLL
+        for (int c = 0; c < C; c++) store(acc + h * dim + c * W, r[h][c]);
+    }
+}
+
+template <class T, int H>
+void score_run(const float *q, int dim, const T *k, int keys, float *s, bool ahead) {
+    // As many dot products at a time as registers allow: 32 of 16 floats, else 16.
+    constexpr int N = W == 16 ? (H == 1 ? 16 : H == 4 ? 4 : 8) : W == 8 ? (H == 1 ? 8 : H == 4 ? 2 : 4) : (H == 1 ? 8 : H == 4 ? 2 : 4);
+    int i = 0;
+    for (; i + N <= keys; i += N) dots<T, H, N>(q, dim, k + i * (size_t)dim, s + i, decode_run, ahead);
+    for (; i < keys; i++) dots<T, H, 1>(q, dim, k + i * (size_t)dim, s + i, decode_run, false);
+}
+
+template <class T, int H>
+void value_pass(const float *s, const T *v, size_t stride, int rows, float *acc, int dim, bool ahead) {
+    constexpr int C = W == 16 ? (H == 4 ? 4 : 8) : (H == 4 ? 2 : H == 1 ? 8 : H == 2 ? 4 : 2);
+    int c = 0, n = dim / W;
+    for (; c + C <= n; c += C) weighted<T, H, C>(s, decode_run, v + c * W, stride, rows, acc + c * W, dim, ahead && c == 0);
+    if constexpr (C > 4)
+        if (c + 4 <= n) weighted<T, H, 4>(s, decode_run, v + c * W, stride, rows, acc + c * W, dim, ahead && c == 0), c += 4;
+    if constexpr (C > 2)
+        if (c + 2 <= n) weighted<T, H, 2>(s, decode_run, v + c * W, stride, rows, acc + c * W, dim, ahead && c == 0), c += 2;
+    if constexpr (Pairs<T>::n == 1)
+        if (c < n) weighted<T, H, 1>(s, decode_run, v + c * W, stride, rows, acc + c * W, dim, ahead && c == 0);
+}
+
+// Rows go in groups of at most 4, as even as they come.
+DP_INLINE int next_group(int left) { return left <= 4 ? left : left == 5 || left == 6 || left == 9 ? 3 : 4; }
+
+template <class T>
+void decode_block(const T *k, const T *v, size_t stride, const float *q, int dim, int value_dim, int m, const Range *seen,
+                  int lo, int hi, float softcap, float *s, float *max, float *exp_sum, float *acc) {
+    for (int first = lo; first < hi; first += decode_run) {
+        int keys = lesser(hi - first, decode_run), padded = (keys + W - 1) / W * W;
+        for (int tile = 0; tile < keys; tile += 64) {  // K rows of a tile stay in L1 for the next group of rows
+            int n = lesser(keys - tile, 64);
+            const T *rows = k + (size_t)(first + tile) * dim;
+            for (int h = 0, g; h < m; h += g) {
+                g = next_group(m - h);
+                const float *qh = q + h * dim;
+                float *sh = s + h * decode_run + tile;
+                if (g == 4) score_run<T, 4>(qh, dim, rows, n, sh, h == 0);
+                else if (g == 3) score_run<T, 3>(qh, dim, rows, n, sh, h == 0);
+                else if (g == 2) score_run<T, 2>(qh, dim, rows, n, sh, h == 0);
+                else score_run<T, 1>(qh, dim, rows, n, sh, h == 0);
+            }
+        }
+        for (int h = 0; h < m; h++) {
+            Range r = {lesser(greater(seen[h].lo - first, 0), keys), lesser(greater(seen[h].hi - first, 0), keys)};
+            if (r.hi <= r.lo) {
+                for (int i = 0; i < keys; i++) s[h * decode_run + i] = 0;
+                continue;
+            }
+            float keep = weigh(s + h * decode_run, padded, r, softcap, max[h], exp_sum[h]);
+            if (keep != 1.0f)
+                for (int d = 0; d < value_dim; d += W) store(acc + h * value_dim + d, load(acc + h * value_dim + d) * keep);
+        }
+        for (int tile = 0; tile < keys; tile += value_run) {
+            int n = lesser(keys - tile, value_run);
+            const T *rows = v + (size_t)(first + tile) * stride;
+            for (int h = 0, g; h < m; h += g) {
+                g = next_group(m - h);
+                const float *sh = s + h * decode_run + tile;
+                float *ah = acc + h * value_dim;
+                if (g == 4) value_pass<T, 4>(sh, rows, stride, n, ah, value_dim, h == 0);
+                else if (g == 3) value_pass<T, 3>(sh, rows, stride, n, ah, value_dim, h == 0);
+                else if (g == 2) value_pass<T, 2>(sh, rows, stride, n, ah, value_dim, h == 0);
+                else value_pass<T, 1>(sh, rows, stride, n, ah, value_dim, h == 0);
+            }
+        }
+    }
+}
+
+// Even elements, then odd ones, of each 2W.
+DP_INLINE void split_pairs(float *row, int dim) {
+    float t[2 * W];
+    for (int i = 0; i < dim; i += 2 * W) {
+        for (int j = 0; j < W; j++) t[j] = row[i + 2 * j], t[W + j] = row[i + 2 * j + 1];
+        memcpy(row + i, t, sizeof t);
+    }
+}
+DP_INLINE void join_pairs(float *row, int dim) {
+    for (int i = 0; i < dim; i += 2 * W) {
+        vf lo, hi;
+        interleave(load(row + i), load(row + i + W), lo, hi);
+        store(row + i, lo);
+        store(row + i + W, hi);
+    }
+}
+
+template <class T>
+void decode_item(const Call &c, const DecodeItem &item, Scratch scratch) {
+    const Block &block = c.blocks[item.block];
+    const int m = item.row_count * c.group, heads = c.kv_heads * c.group;
+    const size_t head_bytes = (size_t)c.block_tokens * c.head_dim * sizeof(T);
+    const T *k = reinterpret_cast<const T *>(block.data + item.head * head_bytes * (c.latent ? 1 : 2));
+    const T *v = c.latent ? k : k + (size_t)c.block_tokens * c.head_dim;
+
+    // A row length that is no whole number of vectors is widened to one first, zeros behind: rare, so simple.
+    constexpr int unit = W * Pairs<T>::n;
+    const bool direct = c.head_dim % unit == 0 && c.value_dim % unit == 0;
+    const int dim = direct ? c.head_dim : (c.head_dim + W - 1) / W * W;
+    const int value_dim = direct ? c.value_dim : (c.value_dim + W - 1) / W * W;
+    const size_t copies = direct ? 0 : (size_t)block.tokens * dim * 2;
+    float *space = scratch((size_t)m * (dim + decode_run + value_dim + sizeof(Range) / 4) + copies + 3 * W);
+    float *q = space, *s = q + m * dim, *acc = s + m * decode_run;
+    Range *seen = reinterpret_cast<Range *>(acc + m * value_dim);
+    float *copy = acc + m * (value_dim + sizeof(Range) / 4);
+
+    int lo = block.tokens, hi = 0;
+    float *max = item.partial, *exp_sum = max + m, *out = exp_sum + m;
+    for (int r = 0; r < m; r++) {
+        int row = item.row_begin + r / c.group;
+        seen[r] = visible(c.row_position[row], block.position, block.tokens, c.window);
+        if (seen[r].lo < seen[r].hi) lo = lesser(lo, seen[r].lo), hi = greater(hi, seen[r].hi);
+        const float *from = c.q + ((size_t)row * heads + (size_t)item.head * c.group + r % c.group) * c.head_dim;
+        for (int d = 0; d < c.head_dim; d++) q[r * dim + d] = from[d] * c.scale;
+        for (int d = c.head_dim; d < dim; d++) q[r * dim + d] = 0;
+        if (direct && Pairs<T>::n == 2) split_pairs(q + r * dim, dim);
+        max[r] = -__builtin_inff();
+        exp_sum[r] = 0;
+    }
+    for (int i = 0; i < m * value_dim; i++) acc[i] = 0;
+    if (direct) {
+        decode_block<T>(k, v, c.head_dim, q, dim, value_dim, m, seen, lo, hi, c.softcap, s, max, exp_sum, acc);
+    } else if (lo < hi) {
+        float *wide_k = copy, *wide_v = copy + (size_t)block.tokens * dim;
+        for (int t = lo; t < hi; t++) {
+            for (int d = 0; d < dim; d++) wide_k[(size_t)t * dim + d] = d < c.head_dim ? widen(k[(size_t)t * c.head_dim + d]) : 0;
+            for (int d = 0; d < value_dim; d++) wide_v[(size_t)t * value_dim + d] = d < c.value_dim ? widen(v[(size_t)t * c.head_dim + d]) : 0;
+        }
+        decode_block<float>(wide_k, wide_v, value_dim, q, dim, value_dim, m, seen, lo, hi, c.softcap, s, max, exp_sum, acc);
+    }
+    for (int r = 0; r < m; r++) {
+        if (direct && Pairs<T>::n == 2) join_pairs(acc + r * value_dim, value_dim);
+        memcpy(out + (size_t)r * c.value_dim, acc + (size_t)r * value_dim, c.value_dim * sizeof(float));
+    }
+}
+
+// The left fold of the contract, for one row and head at a time.
+DP_INLINE void fold_row(float &max, float &exp_sum, float *acc, float m, float z, const float *a, int dim) {
+    const float inf = __builtin_inff();
+    if (m == -inf) return;
+    float next = greater(max, m);
+    float keep = max == next ? 1.0f : max == -inf ? 0.0f : __builtin_expf(max - next);
+    float take = m == next ? 1.0f : __builtin_expf(m - next);
+    exp_sum = exp_sum * keep + z * take;
+    max = next;
+    int d = 0;
+    for (; d + W <= dim; d += W) store(acc + d, load(acc + d) * keep + load(a + d) * take);
+    for (; d < dim; d++) acc[d] = acc[d] * keep + a[d] * take;
+}
+
+void fold_item(const Call &c, const FoldItem &fold, const DecodeItem *items) {
+    const DecodeItem &head = items[fold.first];
+    const int m = head.row_count * c.group, heads = c.kv_heads * c.group;
+    for (int r = 0; r < m; r++) {
+        size_t at = (size_t)(head.row_begin + r / c.group) * heads + (size_t)head.head * c.group + r % c.group;
+        for (int i = 0; i < fold.count; i++) {
+            const float *p = items[fold.first + (size_t)i * fold.step].partial;
+            fold_row(c.max[at], c.exp_sum[at], c.acc + at * c.value_dim, p[r], p[m + r], p + 2 * m + (size_t)r * c.value_dim, c.value_dim);
+        }
+    }
+}
+
+}  // namespace DUALPATH_ISA

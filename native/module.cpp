@@ -1,0 +1,204 @@
+// The Python face: borrows arrays through the buffer protocol, validates everything, releases the GIL.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "attend.hpp"
+
+namespace nb = nanobind;
+
+#define DP_DECLARE(isa) namespace isa { extern const dualpath::Kernel kernel; }
+#if defined(DUALPATH_X86)
+DP_DECLARE(dualpath_avx512)
+DP_DECLARE(dualpath_avx2)
+#endif
+DP_DECLARE(dualpath_portable)
+
+namespace dualpath {
+namespace {
+
+struct Variant {
+    const char *name;
+    const Kernel *kernel;
+    bool usable;
+};
+
+std::vector<Variant> &variants() {
+    static std::vector<Variant> all = [] {
+        std::vector<Variant> list;
+#if defined(DUALPATH_X86)
+        __builtin_cpu_init();
+        bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+        bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+        list.push_back({"avx512", &dualpath_avx512::kernel, avx512});
+        list.push_back({"avx2", &dualpath_avx2::kernel, avx2});
+#endif
+        list.push_back({"portable", &dualpath_portable::kernel, true});
+        return list;
+    }();
+    return all;
+}
+
+const Kernel &kernel_named(const std::string &name) {
+    for (const auto &v : variants())
+        if (v.name == name && v.usable) return *v.kernel;
+    throw nb::value_error(("no kernel named " + name + " for this processor").c_str());
+}
+
+[[noreturn]] void refuse(const std::string &why) { throw nb::value_error(why.c_str()); }
+
+// A C-contiguous array borrowed from Python. `kind` is 'f' (float), 'i' (signed integer) or 'u' (bytes).
+class Array {
+public:
+    Array(nb::handle object, const char *name, char kind, int item_bytes, int dimensions, bool writable) {
+        const int flags = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : 0);
+        if (PyObject_GetBuffer(object.ptr(), &view_, flags) != 0) {
+            PyErr_Clear();
+            refuse(std::string(name) + " must be a C-contiguous " + (writable ? "writable " : "") + "array");
+        }
+        const char *format = view_.format ? view_.format : "B";
+        if (*format == '<' || *format == '=' || *format == '@') format++;
+        const std::string codes = kind == 'f' ? "fd" : kind == 'i' ? "bhilq" : "Bbc";
+        const bool known = *format && !format[1] && codes.find(*format) != std::string::npos;
+        std::string why;
+        if (!known || view_.itemsize != item_bytes)
+            why = std::string(name) + " must have items of " + std::to_string(item_bytes) + " bytes of kind " + kind + ", not format " + format;
+        else if (view_.ndim != dimensions)
+            why = std::string(name) + " must have " + std::to_string(dimensions) + " dimensions, not " + std::to_string(view_.ndim);
+        else if (item_bytes > 1 && reinterpret_cast<uintptr_t>(view_.buf) % item_bytes)
+            why = std::string(name) + " is not aligned to its items";
+        if (!why.empty()) {
+            PyBuffer_Release(&view_);
+            refuse(why);
+        }
+        name_ = name;
+    }
+    Array(Array &&other) noexcept : view_(other.view_), name_(other.name_) { other.view_.obj = nullptr; }
+    Array(const Array &) = delete;
+    ~Array() {
+        if (view_.obj) PyBuffer_Release(&view_);
+    }
+
+    template <class T> T *as() const { return static_cast<T *>(view_.buf); }
+    int64_t size(int d) const { return view_.shape ? view_.shape[d] : view_.len; }
+    int64_t bytes() const { return view_.len; }
+    void expect(int d, int64_t size) const {
+        if (this->size(d) != size)
+            refuse(std::string(name_) + " has length " + std::to_string(this->size(d)) + " in dimension " + std::to_string(d) + ", expected " + std::to_string(size));
+    }
+
+private:
+    Py_buffer view_{};
+    const char *name_ = "";
+};
+
+std::vector<Block> read_blocks(const Call &c, const std::vector<Array> &buffers, const Array &buffer, const Array &offset, const Array &tokens, const Array &position) {
+    const int64_t n = buffer.size(0), item = c.dtype == Dtype::float32 ? 4 : 2;
+    offset.expect(0, n);
+    tokens.expect(0, n);
+    position.expect(0, n);
+    const int64_t need = (int64_t)c.kv_heads * (c.latent ? 1 : 2) * c.block_tokens * c.head_dim * item;
+    std::vector<Block> blocks(n);
+    for (int64_t i = 0; i < n; i++) {
+        const int32_t which = buffer.as<int32_t>()[i], count = tokens.as<int32_t>()[i];
+        const int64_t at = offset.as<int64_t>()[i];
+        auto bad = [&](const std::string &why) { refuse("block " + std::to_string(i) + ": " + why); };
+        if (which < 0 || which >= (int64_t)buffers.size()) bad("there is no buffer " + std::to_string(which));
+        if (at < 0 || at > buffers[which].bytes() - need)
+            bad("offset " + std::to_string(at) + " + " + std::to_string(need) + " bytes exceed buffer " + std::to_string(which) + " of " + std::to_string(buffers[which].bytes()) + " bytes");
+        if (count < 1 || count > c.block_tokens) bad(std::to_string(count) + " tokens, but blocks hold 1.." + std::to_string(c.block_tokens));
+        const unsigned char *data = buffers[which].as<unsigned char>() + at;
+        if (reinterpret_cast<uintptr_t>(data) % item) bad("its address is not aligned to elements of " + std::to_string(item) + " bytes");
+        const int64_t first = position.as<int64_t>()[i];
+        if (first < 0 || first > std::numeric_limits<int64_t>::max() / 4) bad("position " + std::to_string(first) + " is out of range");
+        blocks[i] = {data, first, count};
+    }
+    return blocks;
+}
+
+std::vector<Sequence> read_sequences(const Array &row_start, const Array &block_start, int64_t rows, int64_t blocks) {
+    const int64_t n = row_start.size(0);
+    block_start.expect(0, n);
+    if (n < 1) refuse("row_start and block_start must hold at least one entry (0)");
+    const int32_t *r = row_start.as<int32_t>(), *b = block_start.as<int32_t>();
+    if (r[0] != 0 || r[n - 1] != rows) refuse("row_start must begin with 0 and end with the number of rows, " + std::to_string(rows));
+    if (b[0] != 0 || b[n - 1] != blocks) refuse("block_start must begin with 0 and end with the number of blocks, " + std::to_string(blocks));
+    std::vector<Sequence> sequences(n - 1);
+    for (int64_t i = 0; i + 1 < n; i++) {
+        if (r[i + 1] < r[i] || b[i + 1] < b[i]) refuse("row_start and block_start must not decrease (sequence " + std::to_string(i) + ")");
+        sequences[i] = {r[i], r[i + 1], b[i], b[i + 1]};
+    }
+    return sequences;
+}
+
+void attend_py(const std::string &kernel_name, nb::handle max_, nb::handle exp_sum_, nb::handle acc_, nb::handle q_, nb::handle row_position_, nb::sequence buffers_, nb::handle buffer_,
+               nb::handle offset_, nb::handle tokens_, nb::handle position_, nb::handle row_start_, nb::handle block_start_, int kv_heads, int head_dim, int value_dim, int block_tokens, int dtype, bool latent,
+               double scale, double softcap, int64_t window, int threads) {
+    const Kernel &kernel = kernel_named(kernel_name);
+    constexpr int limit = 1 << 16;
+    if (kv_heads < 1 || head_dim < 1 || value_dim < 1 || block_tokens < 1 || kv_heads > limit || head_dim > limit || value_dim > limit || block_tokens > 1 << 20)
+        refuse("geometry: kv_heads, head_dim, value_dim and block_tokens must be positive and sane");
+    if (latent ? value_dim > head_dim : value_dim != head_dim) refuse("geometry: value_dim must equal head_dim, or be at most head_dim for a latent layer");
+    if (dtype < 0 || dtype > 2) refuse("geometry: unknown dtype code");
+    if (!std::isfinite(scale) || !std::isfinite(softcap) || softcap < 0) refuse("scale must be finite, softcap finite and not negative");
+    if (window < 0) refuse("window must not be negative");
+    if (threads < 1) refuse("threads must be positive");
+
+    Array q(q_, "q", 'f', 4, 3, false), row_position(row_position_, "row_position", 'i', 8, 1, false);
+    Array max(max_, "state.max", 'f', 4, 2, true), exp_sum(exp_sum_, "state.exp_sum", 'f', 4, 2, true), acc(acc_, "state.acc", 'f', 4, 3, true);
+    const int64_t rows = q.size(0), heads = q.size(1);
+    q.expect(2, head_dim);
+    if (rows > std::numeric_limits<int32_t>::max() / 4) refuse("too many rows");
+    if (heads < 1 || heads % kv_heads || heads / kv_heads > 4096) refuse("q has " + std::to_string(heads) + " heads, which is no multiple of the " + std::to_string(kv_heads) + " kv heads");
+    row_position.expect(0, rows);
+    max.expect(0, rows), max.expect(1, heads), exp_sum.expect(0, rows), exp_sum.expect(1, heads);
+    acc.expect(0, rows), acc.expect(1, heads), acc.expect(2, value_dim);
+    for (int64_t i = 0; i < rows; i++)
+        if (int64_t p = row_position.as<int64_t>()[i]; p < 0 || p > std::numeric_limits<int64_t>::max() / 4) refuse("row_position[" + std::to_string(i) + "] = " + std::to_string(p) + " is out of range");
+
+    std::vector<Array> buffers;
+    buffers.reserve(nb::len(buffers_));
+    for (nb::handle b : buffers_) buffers.emplace_back(b, "each of buffers", 'u', 1, 1, false);
+    Array buffer(buffer_, "buffer", 'i', 4, 1, false), offset(offset_, "offset", 'i', 8, 1, false), tokens(tokens_, "tokens", 'i', 4, 1, false);
+    Array position(position_, "position", 'i', 8, 1, false), row_start(row_start_, "row_start", 'i', 4, 1, false), block_start(block_start_, "block_start", 'i', 4, 1, false);
+
+    Call call{kv_heads, (int)(heads / kv_heads), head_dim, value_dim, block_tokens, (Dtype)dtype, latent, (float)scale, (float)softcap, window, q.as<float>(), row_position.as<int64_t>(),
+              max.as<float>(), exp_sum.as<float>(), acc.as<float>(), nullptr};
+    const auto blocks = read_blocks(call, buffers, buffer, offset, tokens, position);
+    const auto sequences = read_sequences(row_start, block_start, rows, (int64_t)blocks.size());
+    call.blocks = blocks.data();
+    nb::gil_scoped_release unlocked;
+    attend(kernel, call, sequences, threads);
+}
+
+float read_bandwidth_py(nb::handle buffer_, int threads) {
+    Array buffer(buffer_, "buffer", 'u', 1, 1, false);
+    if (threads < 1) refuse("threads must be positive");
+    for (const auto &v : variants()) {
+        if (!v.usable) continue;
+        nb::gil_scoped_release unlocked;
+        return read_all(*v.kernel, buffer.as<unsigned char>(), (size_t)buffer.bytes(), threads);
+    }
+    return 0;
+}
+
+}  // namespace
+}  // namespace dualpath
+
+NB_MODULE(_native, m) {
+    using namespace dualpath;
+    m.doc() = "The native attention kernel; see dualpath.attention.";
+    m.def("attend", &attend_py);
+    m.def("read_bandwidth", &read_bandwidth_py, nb::arg("buffer"), nb::arg("threads"), "Read a uint8 array once with that many threads; returns a meaningless sum.");
+    m.def("variants", [] {
+        nb::list names;
+        for (const auto &v : variants())
+            if (v.usable) names.append(v.name);
+        return nb::tuple(names);
+    }, "Kernels that this processor can run, best first.");
+}
