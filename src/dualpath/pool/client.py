@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from dualpath.errors import DualPathError, ProtocolError, UnreachableError
+from dualpath.errors import DeadlineError, DualPathError, ProtocolError, UnreachableError
 from dualpath.pool.spec import Address, dial, parse
 from dualpath.transport.base import Buffer, Peer, Pending, Ticket, TransferCounters
 from dualpath.wire.messages import (
@@ -74,7 +74,7 @@ class NodePartials:
 
 
 @dataclass(frozen=True)
-class PendingPartials:
+class PendingAttend:
     """An `Attend` under way."""
 
     node: str
@@ -185,13 +185,16 @@ class PoolNode:
         """Forget a view and let go of its blocks."""
         self._call(DropView(view), Done, Lane.REALTIME)
 
-    def start_attend(
-        self, request: Attend, queries: Sequence[Buffer], *, timeout_s: float | None = None
-    ) -> PendingPartials:
-        """Send q (float32 `[rows, query_heads, head_dim]`, in pieces if that is how it lies) and return at once."""
+    def start_attend(self, request: Attend, queries: Buffer, *, timeout_s: float | None = None) -> PendingAttend:
+        """Send q (float32 `[rows, query_heads, head_dim]`, C-contiguous) and return at once.
+
+        What goes wrong is raised by `result`; `UnknownViewError` there means that the connection was lost since the
+        views were made: extend them anew.
+        """
         deadline = self.timeout_s if timeout_s is None else timeout_s
-        return PendingPartials(
-            self.name, request, self.peer.start(request, queries, lane=Lane.REALTIME, timeout_s=deadline)
+        payload = [memoryview(queries).cast("B")]
+        return PendingAttend(
+            self.name, request, self.peer.start(request, payload, lane=Lane.REALTIME, timeout_s=deadline)
         )
 
     # --- the node itself -------------------------------------------------------------------------------------
@@ -274,8 +277,8 @@ def _greet(node: PoolNode, address: Address) -> DualPathError | None:
     """Return why `node` cannot be used, if it cannot."""
     try:
         node.ping()
-    except UnreachableError as error:
-        hint = error.hint or f"is it running? start it with: {address.start_command}"
+    except (UnreachableError, DeadlineError) as error:
+        hint = f"is it running, and is the address right? start one with: {address.start_command}"
         return UnreachableError(f"no pool node at {address}: {error}", node=str(address), hint=hint)
     except DualPathError as error:
         return error

@@ -67,7 +67,7 @@ class LocalNodes:
     ) -> None:
         self._count = count
         self._config = NodeConfig(capacity=capacity, threads=threads, parent=os.getpid(), json=True)
-        self._key = key
+        self.key = key
         self._folder = tempfile.TemporaryDirectory(prefix="dualpath-") if mapped else None
         self._processes: list[subprocess.Popen[str]] = []
         self.nodes: list[LocalNode] = []
@@ -122,8 +122,8 @@ class LocalNodes:
         path = f"{self._folder.name}/node{number}.sock" if self._folder is not None else ""
         config = msgspec.structs.replace(self._config, socket=path, node_id=f"node{number}")
         environment = {name: value for name, value in os.environ.items() if name != "DUALPATH_KEY"}
-        if self._key is not None:
-            environment["DUALPATH_KEY"] = self._key
+        if self.key is not None:
+            environment["DUALPATH_KEY"] = self.key
         command = [sys.executable, "-m", "dualpath.pool", msgspec.json.encode(config).decode()]
         return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
 
