@@ -1,7 +1,11 @@
-"""A node in a bytearray: the smallest `Service` that a transport can be tested and measured with."""
+"""A node in one piece of shared memory: the smallest `Service` that a transport can be tested and measured with."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import mmap
+import os
 import threading
 from collections.abc import Sequence
 
@@ -11,6 +15,8 @@ from dualpath.wire.messages import (
     Done,
     Failure,
     FailureCode,
+    Map,
+    Mapped,
     Message,
     Outcome,
     Outcomes,
@@ -29,11 +35,16 @@ class MemoryService:
     `gate`, while cleared, holds every request back: a node that is alive and does not answer.
     """
 
-    def __init__(self, slots: int, slot_bytes: int, memory: memoryview | None = None) -> None:
+    def __init__(self, slots: int, slot_bytes: int) -> None:
         self.slots = slots
         self.slot_bytes = slot_bytes
-        self.memory = memory if memory is not None else memoryview(bytearray(slots * slot_bytes))
-        self.generations = [1] * slots
+        self._data, self.descriptors = _sealed(slots * slot_bytes)
+        self._table, table = _sealed(slots * 8)
+        self.descriptors += table
+        self.memory = memoryview(self._data)
+        self.generations = memoryview(self._table).cast("Q")
+        for slot in range(slots):
+            self.generations[slot] = 1
         self.gate = threading.Event()
         self.gate.set()
         self.handled = 0
@@ -75,6 +86,8 @@ class MemoryService:
             return Reply(Outcomes(outcomes), slots, release=self._release)
         if isinstance(message, Write):
             return Reply(Outcomes(self._write(message, payload)))
+        if isinstance(message, Map) and message.slot_bytes == self.slot_bytes:
+            return Reply(Mapped(self.slots, self.slot_bytes), descriptors=self.descriptors)
         if isinstance(message, Stats):
             return Reply(StatsReply({"handled": float(self.handled)}))
         return Reply(Failure(FailureCode.INVALID, f"no {type(message).__name__} here"))
@@ -97,3 +110,25 @@ class MemoryService:
         with self._lock:
             if session in self.open_sessions:
                 self.open_sessions.remove(session)
+
+    def close(self) -> None:
+        """Give the memory back."""
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+        self.descriptors = ()
+        with contextlib.suppress(BufferError):  # a reader still holds a view
+            self.generations.release()
+            self.memory.release()
+            self._data.close()
+            self._table.close()
+
+
+def _sealed(size: int) -> tuple[mmap.mmap, tuple[int, ...]]:
+    """Return a sealed memfd's writable mapping, and a descriptor that can only read it."""
+    fd = os.memfd_create("dualpath-test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, size)
+        fcntl.fcntl(fd, 1033, 0x2 | 0x4)  # F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW
+        return mmap.mmap(fd, size), (os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC),)
+    finally:
+        os.close(fd)

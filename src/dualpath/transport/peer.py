@@ -13,7 +13,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from dualpath.errors import DeadlineError, PeerError, UnreachableError, UsageError
 from dualpath.transport.base import Ticket, TransferCounters
@@ -26,6 +26,7 @@ from dualpath.wire.auth import check_key
 from dualpath.wire.messages import Lane, Message, Outcome, Outcomes, SlotRef, Welcome, Write
 
 _log = logging.getLogger(__name__)
+_Peer = TypeVar("_Peer", bound="StreamPeer")  # `typing.Self` needs Python 3.11
 WRITE_BYTES = 4 << 20
 DEFAULT_CONNECTIONS = {Lane.REALTIME: 1, Lane.PREFETCH: 2, Lane.BULK: 1}
 
@@ -209,7 +210,7 @@ class StreamPeer:
             queue.close()
         self._watchdog.close()
 
-    def __enter__(self) -> StreamPeer:
+    def __enter__(self: _Peer) -> _Peer:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -16,6 +16,7 @@ import socket
 import struct
 import threading
 import time
+from typing import TypeVar
 
 from dualpath.errors import DualPathError, PeerError, ProtocolError, UsageError
 from dualpath.transport.base import Reply, Service, Session
@@ -27,6 +28,7 @@ from dualpath.wire.frames import HANDSHAKE_LIMITS, Head, Limits
 from dualpath.wire.messages import Failure, FailureCode, Message, Welcome
 
 _log = logging.getLogger(__name__)
+_Server = TypeVar("_Server", bound="StreamServer")  # `typing.Self` needs Python 3.11
 HANDSHAKE_TIMEOUT_S = 5.0
 
 
@@ -88,7 +90,7 @@ class StreamServer:
         for thread in open_now.values():
             thread.join()
 
-    def __enter__(self) -> StreamServer:
+    def __enter__(self: _Server) -> _Server:
         self.start()
         return self
 

@@ -83,6 +83,11 @@ class TcpServer(StreamServer):
         """Where clients connect, once started."""
         return (self._host, self._port)
 
+    @property
+    def port(self) -> int:
+        """The port, once started."""
+        return self._port
+
     def _listen(self) -> socket.socket:
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
         try:

@@ -1,0 +1,296 @@
+"""Same host: calls over a Unix socket, and the node's memory mapped into the reader, read-only.
+
+Theory of operation. The node's arena and its table of generations are memfds. `Map` fetches descriptors of both over
+the socket (SCM_RIGHTS); they were opened for reading only, and are sealed against shrinking, which the client checks
+before it maps them, so that no node can make a reader fault. From then on reading needs no message: look at the slot's
+generation, copy the slot (or compute on it in place), look at the generation again. A slot that was reused meanwhile
+has another one, so a stale read is `LOST`, never data. A mapping is believed while its connection lives.
+
+Reads are copied by threads of the peer's own, in the order of the calls. Everything else is `peer` over a Unix socket.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dualpath.errors import PeerError, ProtocolError, UnreachableError, UsageError
+from dualpath.transport.base import Service, Ticket
+from dualpath.transport.calls import CallConnection
+from dualpath.transport.dial import Unix
+from dualpath.transport.peer import StreamPeer, check_transfer
+from dualpath.transport.reads import ReadRequest, split
+from dualpath.transport.server import StreamServer
+from dualpath.transport.ticket import ReadTicket
+from dualpath.wire.frames import Limits
+from dualpath.wire.messages import Lane, Map, Mapped, Outcome, SlotRef
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_F_GET_SEALS = 1034
+_SEALS = 0x2 | 0x4  # F_SEAL_SHRINK, F_SEAL_GROW
+_GENERATION_BYTES = 8
+MAX_PATH_BYTES = 107  # sockaddr_un
+
+
+@dataclass(frozen=True)
+class Mapping:
+    """A node's arena for slots of one size, in this process's memory. `data` is the whole arena, read-only."""
+
+    data: NDArray[np.uint8]
+    generations: NDArray[np.uint64]
+    slots: int
+    slot_bytes: int
+    connection: CallConnection
+
+    def current(self, ref: SlotRef) -> bool:
+        """Whether `ref` still names what it named."""
+        return ref.slot < self.slots and int(self.generations[ref.slot]) == ref.generation
+
+    def copy(self, ref: SlotRef, destination: memoryview) -> Outcome:
+        """Copy a slot out; `LOST` if it is, or was meanwhile, no longer what `ref` names."""
+        import numpy as np
+
+        if not self.current(ref):
+            return Outcome.LOST
+        start = ref.slot * self.slot_bytes
+        np.copyto(np.frombuffer(destination, np.uint8), self.data[start : start + self.slot_bytes])
+        return Outcome.OK if self.current(ref) else Outcome.LOST
+
+
+class MappedPeer(StreamPeer):
+    """A node on this host, by the path of its socket. `copiers` is the number of threads that copy for `read`."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        key: bytes | None = None,
+        tenant: str = "default",
+        connect_timeout_s: float = 2.0,
+        copiers: int = 1,
+    ) -> None:
+        super().__init__(Unix(os.fspath(path)), key=key, tenant=tenant, connect_timeout_s=connect_timeout_s)
+        self._mappings: dict[int, Mapping] = {}
+        self._mapping_lock = threading.Lock()
+        self._jobs: queue.SimpleQueue[ReadRequest | None] = queue.SimpleQueue()
+        self._copiers = [
+            threading.Thread(target=self._copy, name=f"mapped-copy-{n}", daemon=True) for n in range(copiers)
+        ]
+        self._copying = False
+
+    def view(self, ref: SlotRef, slot_bytes: int) -> tuple[NDArray[np.uint8], int] | None:
+        """Return the arena (1-D uint8, read-only) and the slot's offset in bytes, or `None` if `ref` is stale.
+
+        The bytes may be used in place; ask `current` afterwards whether they were still the slot's. The array is the
+        same object until the node restarts. Raises `PeerError` if the node is gone or passes no memory.
+        """
+        mapping = self._mapping(slot_bytes, time.monotonic() + 10.0)
+        return (mapping.data, ref.slot * slot_bytes) if mapping.current(ref) else None
+
+    def current(self, ref: SlotRef, slot_bytes: int) -> bool:
+        """Whether the slot still holds what `ref` names, in the memory that `view` last returned."""
+        mapping = self._mappings.get(slot_bytes)
+        return mapping is not None and mapping.current(ref)
+
+    def read(
+        self,
+        refs: Sequence[SlotRef],
+        destinations: Sequence[memoryview],
+        *,
+        slot_bytes: int,
+        lane: Lane = Lane.PREFETCH,
+        timeout_s: float = 10.0,
+        on_item: Callable[[int, Outcome], None] | None = None,
+    ) -> Ticket:
+        """Start copying slots into `destinations`. The lane makes no difference: no network is involved."""
+        targets = check_transfer(refs, destinations, slot_bytes, writable=True)
+        ticket = ReadTicket(len(refs), time.monotonic() + timeout_s, on_item)
+        self._requests += 1
+        if refs:
+            requests = split(ticket, refs, targets, slot_bytes)
+            ticket.hold(len(requests))
+            ticket.abort = ticket.settle_all
+            ticket.ended = self._watchdog.forget
+            self._watchdog.watch(ticket)
+            with self._mapping_lock:
+                closed = self._closed
+                if not closed:
+                    if not self._copying:
+                        self._copying = True
+                        for thread in self._copiers:
+                            thread.start()
+                    for request in requests:
+                        self._jobs.put(request)
+            if closed:
+                self._lose(requests, UnreachableError(f"{self._node}: this peer is closed", node=self._node))
+        return ticket
+
+    def close(self) -> None:
+        """Close the connection, end the threads, forget the mappings (memory goes with the last array over it)."""
+        with self._mapping_lock:
+            self._closed = True
+            copying, self._copying = self._copying, False
+        super().close()
+        if copying:
+            for _ in self._copiers:
+                self._jobs.put(None)
+            for thread in self._copiers:
+                if thread is not threading.current_thread():
+                    thread.join()
+        self._mappings.clear()
+
+    # --- copying -------------------------------------------------------------------------------------------------
+
+    def _copy(self) -> None:
+        while (request := self._jobs.get()) is not None:
+            try:
+                mapping = self._mapping(request.slot_bytes, request.ticket.deadline)
+            except PeerError as error:
+                self._lose([request], error)
+                continue
+            ticket, outcomes = request.ticket, request.ticket.outcomes
+            for index, ref in enumerate(request.refs):
+                if outcomes[request.first + index] is None:
+                    ticket.settle(request.first + index, mapping.copy(ref, request.destinations[index]))
+            request.let_go()
+
+    @staticmethod
+    def _lose(requests: Sequence[ReadRequest], error: PeerError) -> None:
+        for request in requests:
+            request.settle_all(Outcome.LOST, error)
+            request.let_go()
+
+    # --- mapping -------------------------------------------------------------------------------------------------
+
+    def _mapping(self, slot_bytes: int, deadline: float) -> Mapping:
+        """Return the mapping for slots of this size, a new one if the node has been restarted."""
+        mapping = self._mappings.get(slot_bytes)
+        if mapping is not None and mapping.connection.usable():
+            return mapping
+        connection = self._caller(Lane.PREFETCH, deadline)
+        call = connection.start(Map(slot_bytes), (), deadline)
+        reply, _ = call.result()
+        descriptors = call.take_descriptors()
+        try:
+            if not isinstance(reply, Mapped) or len(descriptors) != 2 or reply.slot_bytes != slot_bytes:
+                raise ProtocolError(f"{self._node}: {type(reply).__name__} is no answer to Map", node=self._node)
+            import numpy as np
+
+            data = self._map(descriptors[0], reply.slots * slot_bytes)
+            table = self._map(descriptors[1], reply.slots * _GENERATION_BYTES)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        mapping = Mapping(
+            np.frombuffer(data, np.uint8, reply.slots * slot_bytes),
+            np.frombuffer(table, np.dtype("<u8"), reply.slots),
+            reply.slots,
+            slot_bytes,
+            connection,
+        )
+        return self._keep(mapping)
+
+    def _keep(self, mapping: Mapping) -> Mapping:
+        """Remember a mapping, unless another thread has made one over the same connection: that one is kept."""
+        with self._mapping_lock:
+            other = self._mappings.get(mapping.slot_bytes)
+            if other is not None and other.connection is mapping.connection:
+                return other
+            self._mappings[mapping.slot_bytes] = mapping
+            return mapping
+
+    def _map(self, descriptor: int, size: int) -> mmap.mmap:
+        """Map `size` bytes of a sealed memfd to read."""
+        try:
+            seals = fcntl.fcntl(descriptor, _F_GET_SEALS)
+            if seals & _SEALS != _SEALS:
+                raise ProtocolError(f"{self._node}: its memory is not sealed against shrinking", node=self._node)
+            if os.fstat(descriptor).st_size < size:
+                raise ProtocolError(f"{self._node}: its memory is smaller than it says", node=self._node)
+            return mmap.mmap(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ)
+        except (OSError, ValueError) as error:
+            raise ProtocolError(f"{self._node}: cannot map its memory: {error}", node=self._node) from error
+
+
+class MappedServer(StreamServer):
+    """Serves `service` at a Unix socket that only this user can open (mode 0600, in a folder of mode 0700)."""
+
+    def __init__(
+        self,
+        service: Service,
+        path: str | os.PathLike[str],
+        *,
+        node_id: str,
+        key: bytes | None = None,
+        limits: Limits | None = None,
+        max_connections: int = 256,
+        stall_timeout_s: float = 30.0,
+    ) -> None:
+        super().__init__(
+            service,
+            node_id=node_id,
+            key=key,
+            limits=limits,
+            max_connections=max_connections,
+            stall_timeout_s=stall_timeout_s,
+        )
+        self._path = Path(path)
+
+    @property
+    def address(self) -> str:
+        """The path that clients connect to."""
+        return str(self._path)
+
+    def _listen(self) -> socket.socket:
+        if len(os.fsencode(self._path)) > MAX_PATH_BYTES:
+            raise UsageError(
+                f"socket path is longer than {MAX_PATH_BYTES} bytes: {self._path}", hint="choose a shorter one"
+            )
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._remove_stale()
+            listener.bind(str(self._path))
+            self._path.chmod(0o600)  # before `listen`: nobody can have connected yet
+            listener.listen(128)
+        except OSError as error:
+            listener.close()
+            raise UsageError(f"cannot listen at {self._path}: {error}", hint="choose another path") from error
+        except BaseException:
+            listener.close()
+            raise
+        return listener
+
+    def _remove_stale(self) -> None:
+        """Remove the socket of a node that died. Raises `UsageError` if somebody still answers there."""
+        if not self._path.is_socket():
+            return
+        with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
+            probe.settimeout(1.0)
+            try:
+                probe.connect(str(self._path))
+            except ConnectionRefusedError:
+                self._path.unlink()
+                return
+        raise UsageError(f"another node listens at {self._path}", hint="stop it, or choose another path")
+
+    def close(self) -> None:
+        """Stop serving and remove the socket."""
+        listening = self._listener is not None and self._listener.fileno() >= 0
+        super().close()
+        if listening:
+            with contextlib.suppress(OSError):
+                self._path.unlink()
