@@ -53,11 +53,13 @@ def test_without_json_the_value_is_rendered(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_a_table_goes_to_stdout_with_every_column_whole(capsys: pytest.CaptureFixture[str]) -> None:
-    output.table("", ["scheme", "x" * 150], [["fetch", 1.23456], ["reduce", 2]])
+    output.table("", ["scheme", "x" * 150], [["fetch", 1.23456], ["reduce", 23456.7], ["hf", None]])
     captured = capsys.readouterr()
     assert captured.err == ""
     assert "x" * 150 in captured.out
-    assert "1.23" in captured.out
+    assert "1.23 " in captured.out
+    assert "23,457" in captured.out
+    assert "–" in captured.out
     assert "\x1b" not in captured.out
 
 

@@ -227,8 +227,15 @@ def table(title: str, columns: list[str], rows: list[list[Any]]) -> None:
         numeric = all(isinstance(row[index], int | float) for row in rows)
         grid.add_column(name, justify="right" if numeric else "left", no_wrap=True)
     for row in rows:
-        grid.add_row(*(f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in row))
+        grid.add_row(*map(_cell, row))
     console = stdout_console()
     if not sys.stdout.isatty():
         console.width = 200
     console.print(grid)
+
+
+def _cell(value: object) -> str:
+    """Return `value` for a table: three digits of a float, all digits of an integer part, a dash for nothing."""
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return "–" if value is None else str(value)
