@@ -1,0 +1,112 @@
+"""Runs a model over the sequences of a dual path: packed tokens, no padding, greedy steps chosen by the caller."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from dualpath.engine.hf import CACHE_KEYWORD, NAME, PackedCache
+from dualpath.engine.load import LoadedModel
+from dualpath.errors import CapacityError, UsageError
+from dualpath.path import DualPath, SequenceId, Step
+
+CHUNK_TOKENS = 512
+
+
+class Engine:
+    """One model over one `DualPath`. Sets the model's attention implementation; `close` restores it.
+
+    After an error in a step the sequences are as before it.
+    """
+
+    def __init__(self, model: LoadedModel, path: DualPath) -> None:
+        self.loaded, self.path = model, path
+        self._model: Any = model.model
+        self._cache = PackedCache(path.layout)
+        self._before = self._model.config._attn_implementation
+        self._model.set_attn_implementation(NAME)
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Restore the model's attention implementation. Idempotent."""
+        if self._model.config._attn_implementation == NAME:
+            self._model.set_attn_implementation(self._before)
+
+    def prefill(
+        self,
+        sequence: SequenceId,
+        ids: Sequence[int],
+        *,
+        chunk_tokens: int = CHUNK_TOKENS,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> torch.Tensor:
+        """Append a prompt, in chunks that hot region and window can take. Returns float32 logits `[vocab]` of its end.
+
+        `on_progress(done, total)` runs after each chunk. Raises `CapacityError` if the prompt is longer than the model
+        allows.
+        """
+        if not ids:
+            raise UsageError("the prompt is empty")
+        self._require_context(sequence, len(ids))
+        done, logits = 0, torch.empty(0)
+        while done < len(ids):
+            count = self.path.room(sequence, min(chunk_tokens, len(ids) - done))
+            logits = self.step([(sequence, ids[done : done + count])])[0]
+            done += count
+            if on_progress is not None:
+                on_progress(done, len(ids))
+        return logits
+
+    def decode(self, sequence: SequenceId, token: int) -> torch.Tensor:
+        """Append one token. Returns float32 logits `[vocab]` of the next."""
+        self._require_context(sequence, 1)
+        return self.step([(sequence, [token])])[0]
+
+    def step(self, batch: Sequence[tuple[SequenceId, Sequence[int]]]) -> torch.Tensor:
+        """Append tokens to several sequences in one pass. Returns float32 logits `[len(batch), vocab]`, of each one's end.
+
+        All or none: after an error every sequence is as before.
+        """
+        step = self.path.begin(batch)
+        try:
+            logits = self.forward(step, batch)
+            step.commit()
+        except BaseException:
+            step.abort()
+            raise
+        return logits
+
+    @torch.inference_mode()
+    def forward(self, step: Step, batch: Sequence[tuple[SequenceId, Sequence[int]]]) -> torch.Tensor:
+        """Pass `batch` through all layers within an open `step`, which stays open. Returns logits as `step()` does."""
+        ids = [token for _, tokens in batch for token in tokens]
+        positions = [p for s, tokens in batch for p in range(start := self.path.length(s), start + len(tokens))]
+        ends = torch.tensor([len(tokens) for _, tokens in batch]).cumsum(0) - 1
+        self._cache.step = step
+        try:
+            out = self._model(
+                input_ids=torch.tensor([ids]),
+                position_ids=torch.tensor([positions]),
+                use_cache=True,
+                logits_to_keep=ends,
+                **{CACHE_KEYWORD: self._cache},
+            )
+        finally:
+            self._cache.step = None
+        logits: torch.Tensor = out.logits[0].float()
+        return logits
+
+    def _require_context(self, sequence: SequenceId, more: int) -> None:
+        wanted = self.path.length(sequence) + more
+        if wanted > self.loaded.max_context:
+            raise CapacityError(
+                f"{wanted} tokens are more than {self.loaded.name} allows ({self.loaded.max_context})",
+                hint="use a shorter prompt or fewer new tokens",
+            )

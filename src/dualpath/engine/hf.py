@@ -1,0 +1,387 @@
+"""All that touches the inside of transformers: an attention function, a mask function, and caches.
+
+    model.forward ─▶ cache.update(k, v, layer)      notes k and v, returns them unchanged (`_NotingLayer`)
+                  ─▶ attention function             takes the note, gives q, k, v to the cache's open `Step`
+
+The hand-over is thread-local: within a layer, transformers calls `update` and then the attention function on the same
+thread. `DualPathCache` is for an unmodified `model.generate()`: it opens a step at the first layer and commits it at the
+last. `PackedCache` is for `Engine`, which opens and commits steps itself. Rows are stored unpadded, so that the mask
+function passes the 2-D padding mask through, and causality and windows are the kernel's.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from dualpath.errors import UsageError
+from dualpath.kv.layout import KVLayout, LayerKind
+from dualpath.path import DualPath, PathConfig, Scheme, SequenceId, Step
+from dualpath.pool.client import Pool
+from dualpath.units import parse_bytes
+
+NAME = "dualpath"
+CACHE_KEYWORD = "cache" if tuple(map(int, transformers.__version__.split(".")[:2])) >= (5, 20) else "past_key_values"
+_DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+
+
+@dataclass(slots=True)
+class _Note:
+    cache: _NotingCache
+    layer: int
+    keys: torch.Tensor
+    values: torch.Tensor
+
+
+class _Local(threading.local):
+    note: _Note | None = None
+
+
+_local = _Local()
+
+
+class _NotingLayer(CacheLayerMixin):
+    """A cache layer that keeps nothing: it notes what the attention function of the same layer will need."""
+
+    is_sliding = False
+    is_croppable = True
+
+    def __init__(self, cache: _NotingCache, index: int) -> None:
+        super().__init__()
+        self._cache = weakref.ref(cache)
+        self._index = index
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Nothing to allocate: slots are the path's."""
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Note k and v (`[batch, kv_heads, new tokens, head_dim]`) and return them."""
+        cache = self._cache()
+        assert cache is not None
+        _local.note = _Note(cache, self._index, key_states, value_states)
+        return key_states, value_states
+
+    def get_seq_length(self) -> int:
+        """Return the columns committed so far, padding included."""
+        cache = self._cache()
+        return 0 if cache is None else cache.columns
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Return the mask's width and offset."""
+        return self.get_seq_length() + query_length, 0
+
+    def get_max_length(self) -> int:
+        """Return -1: no limit of its own."""
+        return -1
+
+
+class _NotingCache(Cache):
+    """Base of both caches: converts between torch and the path's arrays."""
+
+    def __init__(self, layout: KVLayout) -> None:
+        super().__init__(layers=[_NotingLayer(self, i) for i in range(layout.layers)])
+        self.layout = layout
+        self.columns = 0
+        self._groups = {layer: group for group in layout.groups for layer in group.layers}
+
+    def attend(self, note: _Note, call: _Call) -> torch.Tensor:
+        """Return `[batch, tokens, heads, value_dim]` for one layer."""
+        raise NotImplementedError
+
+    def _run(self, step: Step, note: _Note, call: _Call, rows: torch.Tensor | None) -> torch.Tensor:
+        """Pass one layer through `step`; `rows` picks tokens out of batch x tokens (all of them if `None`)."""
+        latent = self._groups[note.layer].kind is LayerKind.LATENT
+        q = _pack(call.query, rows)
+        if latent:
+            q = _absorb(call.module, q)
+            k, v = _pack(torch.cat([note.keys, note.values], -1), rows), None
+        else:
+            k, v = _pack(note.keys, rows), _pack(note.values, rows)
+        out = torch.from_numpy(
+            step.attend(
+                note.layer,
+                np.ascontiguousarray(q.float().numpy()),
+                _raw(k),
+                None if v is None else _raw(v),
+                scale=call.scale,
+                softcap=call.softcap or 0.0,
+                sinks=None if call.sinks is None else call.sinks.detach().float().numpy(),
+            )
+        )
+        return _expand(call.module, out) if latent else out
+
+
+class PackedCache(_NotingCache):
+    """For `Engine`: batch 1, the tokens of all sequences packed one after another; `step` is set before each forward."""
+
+    def __init__(self, layout: KVLayout) -> None:
+        super().__init__(layout)
+        self.step: Step | None = None
+
+    def attend(self, note: _Note, call: _Call) -> torch.Tensor:
+        """See the base."""
+        if self.step is None:
+            raise UsageError("no step is open")
+        return self._run(self.step, note, call, None)[None]
+
+
+class DualPathCache(_NotingCache):
+    """A cache for an unmodified `model.generate()`: hot KV here, the rest in `pool`.
+
+    `hot` and `window` are sizes like `"64MiB"`; `scheme` as in `Scheme`; `pool` may be `None` for scheme `local`. Works
+    with greedy, sampling, beam and assisted generation, left-padded batches, several turns on one cache, and
+    `prefill_chunk_size` (a one-shot prompt needs scratch of one layer's KV in the window). Sets the model's attention
+    implementation; `close()` (or leaving the context) restores it and gives the pool's blocks back. Raises
+    `UnknownModelError` for an attention layout that is not known, `CapacityError` if hot or window are too small.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        pool: Pool | None = None,
+        *,
+        hot: str | int = "64MiB",
+        window: str | int = "64MiB",
+        scheme: str | Scheme | None = None,
+        block_tokens: int = 256,
+        threads: int = 0,
+        deadline_s: float = 10.0,
+    ) -> None:
+        config = model.config.get_text_config(decoder=True)
+        chosen = Scheme(scheme) if scheme is not None else (Scheme.LOCAL if pool is None else Scheme.SHARDED)
+        layout = KVLayout.from_config(config, dtype=_dtype_of(model), block_tokens=block_tokens, model=_name(model))
+        super().__init__(layout)
+        self.path = DualPath(
+            layout, PathConfig(chosen, parse_bytes(hot), parse_bytes(window), threads, deadline_s), pool
+        )
+        self._rows: list[SequenceId] = []
+        self._step: Step | None = None
+        self._packed: torch.Tensor | None = None
+        self._ids: torch.Tensor | None = None
+        self._last = max(self._groups)
+        self._model = model
+        self._before = model.config._attn_implementation
+        model.set_attn_implementation(NAME)
+        cache = weakref.ref(self)
+        self._hook = model.register_forward_pre_hook(
+            lambda _module, args, kwargs: _tell(cache, args, kwargs), with_kwargs=True
+        )
+
+    def __enter__(self) -> DualPathCache:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give everything back and restore the model's attention implementation. Idempotent."""
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+            self._model.set_attn_implementation(self._before)
+            self.path.close()
+            self._rows, self.columns = [], 0
+
+    def attend(self, note: _Note, call: _Call) -> torch.Tensor:
+        """See the base. The first layer opens a step, the last one commits it; an error undoes it."""
+        batch, _, tokens, _ = note.keys.shape
+        if note.layer == 0:
+            self._begin(batch, tokens, call.mask)
+        if self._step is None:
+            raise UsageError("this cache was given to a forward pass that did not start at layer 0")
+        try:
+            out = self._run(self._step, note, call, self._packed)
+            if note.layer == self._last:
+                self._step.commit()
+                self._step = None
+                self.columns += tokens
+        except BaseException:
+            if self._step is not None:
+                self._step.abort()
+                self._step = None
+            raise
+        if self._packed is None:
+            return out.view(batch, tokens, *out.shape[1:])
+        padded = out.new_zeros(batch * tokens, *out.shape[1:])
+        padded[self._packed] = out
+        return padded.view(batch, tokens, *out.shape[1:])
+
+    def _begin(self, batch: int, tokens: int, mask: torch.Tensor | None) -> None:
+        if self._hook is None:
+            raise UsageError("this cache is closed")
+        if self._step is not None:  # a forward pass was interrupted between layers
+            self._step.abort()
+            self._step = None
+        if not self._rows:
+            self._rows = [self.path.open() for _ in range(batch)]
+        if len(self._rows) != batch:
+            raise UsageError(f"the cache holds {len(self._rows)} sequences, the batch has {batch}")
+        valid = None
+        if mask is not None:
+            if mask.dim() != 2:
+                raise UsageError("only 2-D padding masks are supported", hint="pass attention_mask [batch, tokens]")
+            valid = mask[:, -tokens:].bool()
+        self._packed = None if valid is None or bool(valid.all()) else valid.reshape(-1).nonzero().squeeze(1)
+        ids = self._ids if self._ids is not None and self._ids.shape == (batch, tokens) else None
+        self._ids = None
+        new: list[tuple[SequenceId, Sequence[int] | int]] = []
+        for row, sequence in enumerate(self._rows):
+            keep = torch.ones(tokens, dtype=torch.bool) if valid is None else valid[row]
+            new.append((sequence, ids[row][keep].tolist() if ids is not None else int(keep.sum())))
+            if mask is not None and int(mask[row].sum()) != self.path.length(sequence) + int(keep.sum()):
+                raise UsageError("the padding mask changed for tokens that are already cached")
+        self._step = self.path.begin(new)
+
+    # --- what generate() does to a cache between steps ---------------------------------------------------------
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Row i becomes a fork of row `beam_idx[i]`; no sealed block is copied."""
+        self._select(beam_idx.tolist())
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """Keep these rows."""
+        self._select(torch.arange(len(self._rows))[indices].tolist())
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat each row."""
+        self._select([row for row in range(len(self._rows)) for _ in range(repeats)])
+
+    def _select(self, rows: list[int]) -> None:
+        used: set[int] = set()
+        chosen: list[SequenceId] = []
+        for row in rows:
+            chosen.append(self.path.fork(self._rows[row]) if row in used else self._rows[row])
+            used.add(row)
+        for row, sequence in enumerate(self._rows):
+            if row not in used:
+                self.path.close_sequence(sequence)
+        self._rows = chosen
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Remove the last `abs(tokens_to_remove)` columns of every row."""
+        count = abs(tokens_to_remove)
+        for sequence in self._rows:
+            self.path.crop(sequence, max(0, self.path.length(sequence) - count))
+        self.columns = max(0, self.columns - count)
+
+    def reset(self) -> None:
+        """Forget all sequences."""
+        for sequence in self._rows:
+            self.path.close_sequence(sequence)
+        self._rows, self.columns = [], 0
+
+
+@dataclass(slots=True)
+class _Call:
+    """What transformers passes to an attention function, as far as it matters here."""
+
+    module: torch.nn.Module
+    query: torch.Tensor
+    mask: torch.Tensor | None
+    scale: float
+    softcap: float | None
+    sinks: torch.Tensor | None
+
+
+def _attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """The registered attention function. query `[batch, heads, tokens, head_dim]`; returns `[batch, tokens, heads, …]`."""
+    note, _local.note = _local.note, None
+    if note is None or note.layer != getattr(module, "layer_idx", None):
+        raise UsageError(
+            "the model is set to dualpath attention, but no dualpath cache was passed",
+            hint=f"generate(..., {CACHE_KEYWORD}=DualPathCache(model, pool)), or close the cache to restore the model",
+        )
+    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    out = note.cache.attend(note, _Call(module, query, attention_mask, scale, softcap, s_aux))
+    return out.to(query.dtype), None
+
+
+def _mask(*, attention_mask: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor | None:
+    """The registered mask function: hand the 2-D padding mask through (`None` where nothing is padded)."""
+    if attention_mask is None or bool(attention_mask.bool().all()):
+        return None
+    return attention_mask.bool()
+
+
+def _tell(cache: weakref.ref[DualPathCache], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Before each forward pass: note its token ids, so that blocks get content ids and can be recomputed."""
+    found = cache()
+    if found is not None and kwargs.get(CACHE_KEYWORD) is found:
+        ids = kwargs.get("input_ids", args[0] if args else None)
+        found._ids = ids if isinstance(ids, torch.Tensor) else None
+
+
+def _pack(states: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
+    """`[batch, heads, tokens, dim]` to `[batch x tokens (or `rows` of them), heads, dim]`."""
+    flat = states.detach().transpose(1, 2).reshape(-1, states.shape[1], states.shape[3])
+    return flat if rows is None else flat[rows]
+
+
+def _raw(states: torch.Tensor) -> np.ndarray[Any, Any]:
+    """As numpy, bf16 and fp16 as their bits."""
+    if states.dtype is torch.float32:
+        array: np.ndarray[Any, Any] = states.numpy()
+        return array
+    bits: np.ndarray[Any, Any] = states.view(torch.int16).numpy().view(np.uint16)
+    return bits
+
+
+def _absorb(module: Any, q: torch.Tensor) -> torch.Tensor:
+    """MLA: `[T, heads, nope + rope]` to `[T, heads, latent + rope]`, so that scores need the stored latents only.
+
+    q·k = q_nope·(W_UK c) + q_rope·k_rope = (q_nope W_UK)·c + q_rope·k_rope (DeepSeek-V2, arXiv 2405.04434, 2.1.2).
+    """
+    nope, rope = q.float().split([module.qk_nope_head_dim, module.qk_rope_head_dim], -1)
+    key_up, _ = _up_projections(module)
+    return torch.cat([torch.einsum("thn,hnl->thl", nope, key_up), rope], -1)
+
+
+def _expand(module: Any, out: torch.Tensor) -> torch.Tensor:
+    """MLA: `[T, heads, latent]` to `[T, heads, value_dim]`."""
+    _, value_up = _up_projections(module)
+    return torch.einsum("thl,hvl->thv", out, value_up)
+
+
+def _up_projections(module: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    weight = module.kv_b_proj.weight.detach().float()
+    both = weight.view(-1, module.qk_nope_head_dim + module.v_head_dim, weight.shape[1])
+    return both[:, : module.qk_nope_head_dim], both[:, module.qk_nope_head_dim :]
+
+
+def _dtype_of(model: Any) -> str:
+    dtype = _DTYPES.get(model.dtype)
+    if dtype is None:
+        raise UsageError(f"KV of dtype {model.dtype} is not supported", hint=f"one of {', '.join(_DTYPES.values())}")
+    return dtype
+
+
+def _name(model: Any) -> str:
+    """Return a name that differs between models whose KV differs: weights are sampled, not read in full."""
+    first = next(model.parameters()).detach().reshape(-1)[:256].float()
+    return f"{type(model).__name__}:{model.num_parameters()}:{float(first.double().sum()):.17g}"
+
+
+AttentionInterface.register(NAME, _attention)
+AttentionMaskInterface.register(NAME, _mask)

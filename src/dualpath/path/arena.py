@@ -1,0 +1,161 @@
+"""Local KV memory: slots in page-aligned buffers, and the two budgets that bound it.
+
+        buffers   [ extent 0 ........ ][ extent 1 ........ ]      anonymous memory, huge pages where the kernel allows
+        slots      0  1  2  3  4  5      6  7  8 ...              one layer block each, equal size within a class
+
+A slot class exists per slot size (nearly always one per model). Extents are added as they are needed and stay mapped.
+*Hot* slots (Path A) and *window* slots (Path B) come from the same extents, so that attention sees one page table; each
+budget is counted apart, so that a window can never squeeze out the hot region.
+"""
+
+from __future__ import annotations
+
+import enum
+import mmap
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dualpath.errors import CapacityError
+from dualpath.units import format_bytes
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_EXTENT_BYTES = 64 << 20
+
+
+class Budget(enum.IntEnum):
+    """Whose memory a slot counts against."""
+
+    HOT = 0
+    WINDOW = 1
+
+
+class SlotClass:
+    """Slots of one size. Made by `LocalArena.slots`."""
+
+    def __init__(self, arena: LocalArena, slot_bytes: int) -> None:
+        self.slot_bytes = slot_bytes
+        self._arena = arena
+        self._per_extent = max(1, min(_EXTENT_BYTES, arena.total_bytes) // slot_bytes)
+        self._extents: list[int] = []
+        self._views: list[memoryview] = []
+        self._index: NDArray[np.int32] = np.empty(0, np.int32)
+        self._free: list[int] = []
+
+    def available(self, budget: Budget) -> int:
+        """Return how many more slots `budget` allows."""
+        return self._arena.room(budget) // self.slot_bytes
+
+    def allocate(self, budget: Budget, count: int) -> NDArray[np.int64]:
+        """Return `count` slots. All or none: raises `CapacityError` when the budget does not allow them."""
+        self._arena.charge(budget, count * self.slot_bytes)
+        while len(self._free) < count:
+            self._extend()
+        taken = self._free[len(self._free) - count :]
+        del self._free[len(self._free) - count :]
+        return np.array(taken[::-1], np.int64)
+
+    def free(self, budget: Budget, slots: NDArray[np.int64]) -> None:
+        """Give slots back to the budget that they were taken from."""
+        self._free.extend(slots.tolist()[::-1])
+        self._arena.charge(budget, -len(slots) * self.slot_bytes)
+
+    def take(self, budget: Budget) -> int:
+        """Return one slot; as `allocate`, for one at a time."""
+        self._arena.charge(budget, self.slot_bytes)
+        if not self._free:
+            self._extend()
+        return self._free.pop()
+
+    def give(self, budget: Budget, slot: int) -> None:
+        """Give one slot back."""
+        self._free.append(slot)
+        self._arena.charge(budget, -self.slot_bytes)
+
+    def locate(self, slots: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """Return for each slot the index of its buffer in `LocalArena.buffers`, and its byte offset there."""
+        extent, place = np.divmod(slots, self._per_extent)
+        return self._index[extent], place * self.slot_bytes
+
+    def bytes_of(self, slot: int) -> memoryview:
+        """Return the writable bytes of one slot."""
+        extent, place = divmod(slot, self._per_extent)
+        start = place * self.slot_bytes
+        return self._views[extent][start : start + self.slot_bytes]
+
+    def array(self, slot: int, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> NDArray[np.generic]:
+        """Return one slot as a writable array."""
+        return np.frombuffer(self.bytes_of(slot), dtype).reshape(shape)
+
+    def _extend(self) -> None:
+        buffer = self._arena.map_buffer(self._per_extent * self.slot_bytes)
+        first = len(self._extents) * self._per_extent
+        self._extents.append(buffer)
+        self._views.append(memoryview(self._arena.buffers[buffer]).cast("B"))
+        self._index = np.array(self._extents, np.int32)
+        self._free[:0] = range(first + self._per_extent - 1, first - 1, -1)
+
+
+class LocalArena:
+    """Local KV memory under two budgets in bytes; `hot_bytes` None means without limit."""
+
+    def __init__(self, hot_bytes: int | None, window_bytes: int) -> None:
+        self._limit = [hot_bytes if hot_bytes is not None else 1 << 62, window_bytes]
+        self._used = [0, 0]
+        self._classes: dict[int, SlotClass] = {}
+        self.buffers: list[NDArray[np.uint8]] = []
+        self.peak_bytes = 0
+
+    @property
+    def total_bytes(self) -> int:
+        """Return the bytes that both budgets allow together."""
+        return sum(self._limit)
+
+    @property
+    def used_bytes(self) -> int:
+        """Return the bytes in use now."""
+        return sum(self._used)
+
+    def room(self, budget: Budget) -> int:
+        """Return the bytes that `budget` still allows."""
+        return self._limit[budget] - self._used[budget]
+
+    def limit(self, budget: Budget) -> int:
+        """Return the bytes that `budget` allows in all."""
+        return self._limit[budget]
+
+    def slots(self, slot_bytes: int) -> SlotClass:
+        """Return the class of slots of this size."""
+        found = self._classes.get(slot_bytes)
+        if found is None:
+            found = self._classes[slot_bytes] = SlotClass(self, slot_bytes)
+        return found
+
+    def charge(self, budget: Budget, count: int) -> None:
+        """Count `count` bytes (negative: given back) against `budget`. Raises `CapacityError`, changing nothing."""
+        if count > self.room(budget):
+            name = "hot region" if budget is Budget.HOT else "window"
+            raise CapacityError(
+                f"{name} is full: {format_bytes(self._used[budget])} of {format_bytes(self._limit[budget])} in use, "
+                f"{format_bytes(count)} more needed",
+                hint=f"give it more with --{'hot' if budget is Budget.HOT else 'window'}",
+            )
+        self._used[budget] += count
+        self.peak_bytes = max(self.peak_bytes, self.used_bytes)
+
+    def map_buffer(self, size: int) -> int:
+        """Map a new buffer of `size` bytes and return its index in `buffers`."""
+        memory = mmap.mmap(-1, max(size, mmap.PAGESIZE))
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            try:
+                memory.madvise(mmap.MADV_HUGEPAGE)
+            except OSError:
+                pass  # a kernel without transparent huge pages: slower, not wrong
+        return self.add_buffer(np.frombuffer(memory, np.uint8))
+
+    def add_buffer(self, buffer: NDArray[np.uint8]) -> int:
+        """Make foreign memory (a node's mapped arena) part of the page table. It counts against no budget."""
+        self.buffers.append(buffer)
+        return len(self.buffers) - 1

@@ -1,0 +1,50 @@
+"""What a user can set of a dual path."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class Scheme(str, enum.Enum):
+    """How a decode step reaches KV that is not local."""
+
+    LOCAL = "local"
+    """All KV local, no pool."""
+    BASELINE = "baseline"
+    """Read when needed, through two intermediate copies, on the connection that carries control messages too."""
+    FETCH = "fetch"
+    """Layer blocks prefetched ahead of compute, straight into the slots that attention reads; nodes filled in turn."""
+    SHARDED = "sharded"
+    """As `FETCH`, with the blocks spread over all nodes and pulled at once."""
+    REDUCE = "reduce"
+    """Queries go to the nodes, partial attention comes back. Prompts, whose queries are many, use `SHARDED`."""
+    MAPPED = "mapped"
+    """Nodes on this host: attention reads their arena in place."""
+
+    @property
+    def spreads(self) -> bool:
+        """Whether blocks are spread over all nodes."""
+        return self in (Scheme.SHARDED, Scheme.REDUCE, Scheme.MAPPED)
+
+
+@dataclass(frozen=True)
+class PathConfig:
+    """Settings of one `DualPath`.
+
+    | field | meaning |
+    |---|---|
+    | `scheme` | see `Scheme` |
+    | `hot_bytes` | Path A: local memory for recent blocks and open tails; unlimited in scheme `local` |
+    | `window_bytes` | Path B: local memory for blocks in flight or waiting, and for the scratch of a prompt chunk |
+    | `threads` | threads of the attention kernel; 0 = all cores this process may use |
+    | `deadline_s` | longest wait for a block, a partial or a write |
+    | `reduce_rows` | scheme `reduce`: steps with more query rows than this fetch instead |
+    """
+
+    scheme: Scheme = Scheme.SHARDED
+    hot_bytes: int = 64 << 20
+    window_bytes: int = 64 << 20
+    threads: int = 0
+    deadline_s: float = 10.0
+    reduce_rows: int = 32

@@ -1,0 +1,419 @@
+"""`DualPath`: sequences over a hot region and a pool.
+
+The hot region keeps open tails, and as many of the most recently sealed blocks as fit; sealed blocks are in the pool
+as well (write-through), so that giving one up locally costs nothing but a later read.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from dualpath.errors import CapacityError, UsageError
+from dualpath.kv.layout import LayerKind
+from dualpath.path.arena import Budget, LocalArena
+from dualpath.path.config import PathConfig, Scheme
+from dualpath.path.fill import fill_random, read_block
+from dualpath.path.growth import Fill, Growth, grow
+from dualpath.path.metrics import PathMetrics
+from dualpath.path.prefetch_reader import PrefetchReader
+from dualpath.path.reader import BaselineReader, MappedReader, NoReader, Reader
+from dualpath.path.reduce import Reducer
+from dualpath.path.sequences import Block, Part, Sequence, SequenceId, next_id
+from dualpath.path.step import Step
+from dualpath.path.writer import Writer
+from dualpath.units import format_bytes
+
+if TYPE_CHECKING:
+    from dualpath.kv.layout import KVLayout
+    from dualpath.pool.client import Pool
+
+
+class DualPath:
+    """KV of any number of sequences of one model. A context manager; not thread-safe.
+
+    `pool` is needed by every scheme but `local`; it stays the caller's to close. Raises `CapacityError` when the hot
+    region cannot hold one block of all layers, or the window one layer block.
+    """
+
+    def __init__(self, layout: KVLayout, config: PathConfig, pool: Pool | None = None) -> None:
+        self.layout, self.config, self.pool = layout, config, pool
+        local = config.scheme is Scheme.LOCAL
+        if not local and pool is None:
+            raise UsageError(f"scheme {config.scheme.value} needs a pool", hint="pass one from dualpath.connect(…)")
+        self._largest = max(layout.layer_block_bytes(group) for group in layout.groups)
+        if not local:
+            _require_room(layout, config, self._largest)
+        self.metrics = PathMetrics()
+        self.arena = LocalArena(None if local else config.hot_bytes, max(config.window_bytes, self._largest))
+        self.reader: Reader = NoReader()
+        self.reducer: Reducer | None = None
+        self.writer: Writer | None = None
+        if pool is not None and not local:
+            self.reader = self._make_reader(pool)
+            self.writer = Writer(
+                pool, layout, self.metrics, spread=config.scheme.spreads, deadline_s=config.deadline_s
+            )
+            if config.scheme is Scheme.REDUCE:
+                self.reducer = Reducer(pool, self.metrics, config.deadline_s)
+        self._sequences: dict[SequenceId, Sequence] = {}
+        self._ids = itertools.count(1)
+        self._hot: dict[int, Block] = {}
+        self._step: Step | None = None
+
+    def __enter__(self) -> DualPath:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- sequences ---------------------------------------------------------------------------------------------
+
+    def open(self) -> SequenceId:
+        """Return a new, empty sequence."""
+        sequence = Sequence(SequenceId(next(self._ids)))
+        self._sequences[sequence.id] = sequence
+        return sequence.id
+
+    def length(self, sequence: SequenceId) -> int:
+        """Return the committed tokens of a sequence."""
+        return self._get(sequence).length
+
+    def tokens(self, sequence: SequenceId) -> list[int]:
+        """Return a copy of the source tokens. Raises `UsageError` if some were never told."""
+        found = self._get(sequence)
+        if not found.known:
+            raise UsageError("the token ids of this sequence are not known")
+        return list(found.tokens)
+
+    def fork(self, sequence: SequenceId, blocks: int | None = None) -> SequenceId:
+        """Return a new sequence that shares this one's blocks (the first `blocks` of them). No KV is copied."""
+        parent = self._get(sequence)
+        child = Sequence(SequenceId(next(self._ids)), known=parent.known)
+        child.blocks = list(parent.blocks if blocks is None else parent.blocks[:blocks])
+        child.tokens = parent.tokens[: child.length]
+        for block in child.blocks:
+            block.owners += 1
+        self._sequences[child.id] = child
+        if self.reducer is not None:
+            self.reducer.fork(sequence, child.id)
+        return child.id
+
+    def close_sequence(self, sequence: SequenceId) -> None:
+        """Forget a sequence; blocks that nobody shares are freed, locally and at their nodes."""
+        found = self._get(sequence)
+        del self._sequences[sequence]
+        if self.reducer is not None:
+            self.reducer.forget(sequence)
+        self._release(found.blocks)
+
+    def crop(self, sequence: SequenceId, length: int) -> None:
+        """Cut a sequence to its first `length` tokens; a sealed block that is cut through is reopened by one copy."""
+        found = self._get(sequence)
+        if self._step is not None:
+            raise UsageError("a step is open", hint="commit or abort it first")
+        if not 0 <= length <= found.length:
+            raise UsageError(f"cannot crop to {length} tokens: the sequence has {found.length}")
+        keep = [block for block in found.blocks if block.position < length]
+        gone = found.blocks[len(keep) :]
+        if keep and keep[-1].end > length:
+            opened = self._reopen(keep[-1], length - keep[-1].position)
+            gone.insert(0, keep[-1])
+            keep[-1] = opened
+        found.blocks, found.tokens = keep, found.tokens[:length]
+        self._release(gone)
+
+    def fill_random(
+        self, sequence: SequenceId, tokens: int, seed: int, on_progress: Callable[[int, int], None] | None = None
+    ) -> None:
+        """Give an empty sequence seeded random KV instead of a prompt's; see `fill.fill_random`."""
+        fill_random(self, sequence, tokens, seed, on_progress)
+
+    def block(self, sequence: SequenceId, index: int) -> Block:
+        """Return the sealed block number `index` of a sequence."""
+        sealed = [block for block in self._get(sequence).blocks if block.id is not None]
+        if not 0 <= index < len(sealed):
+            raise UsageError(f"no sealed block {index}: the sequence has {len(sealed)}")
+        return sealed[index]
+
+    def adopt(self, sequence: SequenceId, block: Block, tokens: list[int]) -> None:
+        """Append a sealed block that was made elsewhere."""
+        found = self._get(sequence)
+        found.blocks.append(block)
+        found.tokens += tokens
+        if block.parts[0].local is not None and self.writer is not None:
+            self._hot[block.serial] = block
+        self.metrics.peak_local_bytes = self.arena.peak_bytes
+
+    def discard(self, block: Block) -> None:
+        """Free what a block that no sequence has holds locally."""
+        self._free_local(block)
+
+    def room(self, sequence: SequenceId, wanted: int) -> int:
+        """Return how many tokens (at most `wanted`) the next step of this sequence should take, ending at a block's end
+        where it can: what neither hot region nor window would hold is left for later steps."""
+        if self.config.scheme is Scheme.LOCAL or wanted <= 1:
+            return wanted
+        size = self.layout.block_tokens
+        to_end = size - self._get(sequence).length % size
+        blocks = self.arena.limit(Budget.WINDOW) // self._largest - 1
+        most = to_end + min(blocks, max(0, wanted - to_end) // size) * size
+        return min(wanted, most)
+
+    # --- steps -------------------------------------------------------------------------------------------------
+
+    def begin(self, batch: Seq[tuple[SequenceId, Seq[int] | int]]) -> Step:
+        """Open a step that appends tokens to each sequence: their ids, or just their number where ids are unknown.
+
+        Rows of the step's arrays are the tokens of all sequences one after another. Raises `CapacityError`,
+        `PoolFullError`, `PeerError`, `UsageError`; then nothing has changed.
+        """
+        if self._step is not None:
+            raise UsageError("a step is open", hint="commit or abort it first")
+        if len({sequence for sequence, _ in batch}) != len(batch):
+            raise UsageError("a sequence occurs twice in the batch")
+        growths: list[Growth] = []
+        row = 0
+        for sequence, new in batch:
+            tokens = None if isinstance(new, int) else list(new)
+            count = new if isinstance(new, int) else len(new)
+            found = self._get(sequence)
+            growths.append(grow(found, count, tokens, row, self.layout.block_tokens, len(self.layout.groups)))
+            row += count
+        try:
+            self._prepare(growths)
+            step = Step(self, growths)
+            step.start()
+        except BaseException:
+            self.abort_step(growths)
+            raise
+        self._step = step
+        return step
+
+    def commit_step(self, growths: list[Growth]) -> None:
+        """Make growths real. `Step.commit` calls this."""
+        sealed = [fill for growth in growths for fill in growth.fills if fill.sealing is not None]
+        if self.writer is not None:
+            self.writer.commit([fill.sealing for fill in sealed if fill.sealing is not None])
+        for growth in growths:
+            sequence = growth.sequence
+            if growth.replaced is not None:
+                sequence.blocks.pop()
+                self._release([growth.replaced])
+                sequence.blocks.append(growth.fills[0].block)
+            for fill in growth.fills:
+                if fill.fresh and fill.block is not (sequence.blocks[-1] if sequence.blocks else None):
+                    sequence.blocks.append(fill.block)
+                fill.block.length = fill.tokens
+            if growth.tokens is None:
+                sequence.known = False
+            else:
+                sequence.tokens += growth.tokens
+            for fill in growth.full(self.layout.block_tokens):
+                self._seal(growth, fill)
+            self._drop_unseen(sequence)
+        self._finish()
+
+    def abort_step(self, growths: list[Growth]) -> None:
+        """Undo growths. `Step.abort` calls this."""
+        fills = [fill for growth in growths for fill in growth.fills]
+        if self.writer is not None:
+            self.writer.abort([fill.sealing for fill in fills if fill.sealing is not None])
+        for fill in fills:
+            if fill.fresh:
+                self._free_local(fill.block)
+        self._finish()
+
+    def close(self) -> None:
+        """Abort an open step, forget all sequences, wait for reads in flight. Idempotent."""
+        if self._step is not None:
+            self._step.abort()
+        self.reader.end()
+        for sequence in list(self._sequences):
+            self.close_sequence(sequence)
+
+    def _finish(self) -> None:
+        self._step = None
+        self.metrics.steps += 1
+        self.metrics.peak_local_bytes = self.arena.peak_bytes
+
+    # --- preparing a step --------------------------------------------------------------------------------------
+
+    def _prepare(self, growths: list[Growth]) -> None:
+        for growth in growths:
+            self._own_tail(growth)
+        fresh = [fill for growth in growths for fill in growth.fills if fill.fresh and fill.block.parts[0].local is None]
+        full = [fill for growth in growths for fill in growth.full(self.layout.block_tokens)]
+        self._give_slots(fresh, {id(fill) for fill in full})
+        window = self.arena.limit(Budget.WINDOW) // self._largest
+        scratch = sum(fill.scratch for fill in fresh)
+        if scratch > window - (1 if any(growth.sequence.blocks for growth in growths) else 0):
+            raise CapacityError(
+                f"{sum(growth.count for growth in growths)} tokens at once need {scratch} layer blocks of scratch, "
+                f"and the window holds {window}",
+                hint="use smaller prompt chunks (generate: prefill_chunk_size), or a larger window or hot region",
+            )
+        self._reserve_at_nodes(growths)
+
+    def _own_tail(self, growth: Growth) -> None:
+        """A tail that is shared with a fork is copied before it is written."""
+        if not growth.fills or growth.fills[0].fresh or growth.fills[0].block.owners == 1:
+            return
+        fill = growth.fills[0]
+        copy = self._copy(fill.block, fill.block.length)
+        growth.replaced = fill.block
+        growth.fills[0] = Fill(copy, fill.offset, fill.row, fill.count, fresh=True)
+
+    def _give_slots(self, fresh: list[Fill], full: set[int]) -> None:
+        """Give new blocks hot slots, the newest first; full ones that do not fit become scratch."""
+        need = self.layout.block_bytes
+        for fill in reversed(fresh):
+            must = id(fill) not in full
+            if self.arena.room(Budget.HOT) < need:
+                self._evict(need)
+            if self.arena.room(Budget.HOT) < need and not must and self.writer is not None:
+                fill.scratch = True
+                continue
+            self._allocate(fill.block)
+
+    def _reserve_at_nodes(self, growths: list[Growth]) -> None:
+        if self.writer is None:
+            return
+        wanted, fills = [], []
+        for growth in growths:
+            blocks = growth.sequence.blocks
+            parent = blocks[-1] if blocks and blocks[-1].id is not None else blocks[-2] if len(blocks) > 1 else None
+            parent_id = parent
+            for fill in growth.full(self.layout.block_tokens):
+                ids = growth.block_tokens_ids(fill)
+                block_id = next_id(parent_id, ids, self.layout.fingerprint)
+                parent_id = Block(0, 0, [], id=block_id)
+                wanted.append((block_id, fill.tokens, fill.block.position // self.layout.block_tokens))
+                fills.append(fill)
+        if not wanted:
+            return
+        for fill, sealing in zip(fills, self.writer.prepare(wanted), strict=True):
+            fill.sealing = sealing
+
+    # --- blocks ------------------------------------------------------------------------------------------------
+
+    def _seal(self, growth: Growth, fill: Fill) -> None:
+        block = fill.block
+        if fill.sealing is None:
+            previous = growth.sequence.blocks[growth.sequence.blocks.index(block) - 1] if block.position else None
+            block.id = next_id(previous, growth.block_tokens_ids(fill), self.layout.fingerprint)
+            return
+        block.id = fill.sealing.id
+        for part, refs in zip(block.parts, fill.sealing.refs, strict=True):
+            part.node, part.refs = fill.sealing.node, list(refs)
+        if block.parts[0].local is not None:
+            self._hot[block.serial] = block
+
+    def _drop_unseen(self, sequence: Sequence) -> None:
+        """Give up what has left every sliding window for good (with a block to spare, for a short crop)."""
+        length, spare = sequence.length, self.layout.block_tokens
+        for index, group in enumerate(self.layout.groups):
+            if group.kind is not LayerKind.SLIDING:
+                continue
+            for block in sequence.blocks:
+                if block.end + spare > length - group.window:
+                    break
+                part = block.parts[index]
+                if part.dropped or block.owners > 1 or block.id is None:
+                    continue
+                if part.local is not None:
+                    self.arena.slots(self.layout.layer_block_bytes(group)).free(Budget.HOT, part.local)
+                if self.writer is not None and part.refs is not None:
+                    self.writer.drop([(part.node, block.id)], [index])
+                part.local, part.refs, part.dropped = None, None, True
+
+    def _evict(self, wanted: int) -> None:
+        """Give up the longest-sealed hot blocks until `wanted` bytes are free, or none is left."""
+        for serial in list(self._hot):
+            if self.arena.room(Budget.HOT) >= wanted:
+                return
+            self._free_local(self._hot[serial])
+
+    def _allocate(self, block: Block) -> None:
+        if self.arena.room(Budget.HOT) < self.layout.block_bytes:
+            raise CapacityError(
+                f"the hot region ({format_bytes(self.config.hot_bytes)}) cannot hold the open blocks of all sequences "
+                f"({format_bytes(self.layout.block_bytes)} each)",
+                hint="give it more with --hot, or run fewer sequences at once",
+            )
+        for part, group in zip(block.parts, self.layout.groups, strict=True):
+            slots = self.arena.slots(self.layout.layer_block_bytes(group))
+            part.local = slots.allocate(Budget.HOT, len(group.layers))
+
+    def _free_local(self, block: Block) -> None:
+        self._hot.pop(block.serial, None)
+        for part, group in zip(block.parts, self.layout.groups, strict=True):
+            if part.local is not None:
+                self.arena.slots(self.layout.layer_block_bytes(group)).free(Budget.HOT, part.local)
+                part.local = None
+
+    def _release(self, blocks: Seq[Block]) -> None:
+        gone = []
+        for block in blocks:
+            block.owners -= 1
+            if block.owners == 0:
+                gone.append(block)
+                self._free_local(block)
+        if self.writer is not None:
+            self.writer.drop([(block.parts[0].node, block.id) for block in gone if block.id is not None])
+
+    def _copy(self, block: Block, length: int) -> Block:
+        """Return an open copy of a local block's first `length` tokens."""
+        copy = Block(block.position, length, [Part() for _ in block.parts])
+        if self.arena.room(Budget.HOT) < self.layout.block_bytes:
+            self._evict(self.layout.block_bytes)
+        self._allocate(copy)
+        for index, (part, new) in enumerate(zip(block.parts, copy.parts, strict=True)):
+            slots = self.arena.slots(self.layout.layer_block_bytes(self.layout.groups[index]))
+            assert new.local is not None
+            if part.local is not None:
+                for a, b in zip(part.local.tolist(), new.local.tolist(), strict=True):
+                    slots.bytes_of(b)[:] = slots.bytes_of(a)
+            elif part.refs is not None:
+                read_block(self, block, index, [slots.bytes_of(slot) for slot in new.local.tolist()])
+        return copy
+
+    def _reopen(self, block: Block, length: int) -> Block:
+        if any(part.dropped for part in block.parts):
+            raise UsageError("cannot crop into a block that has left a sliding window")
+        return self._copy(block, length)
+
+    # --- small things ------------------------------------------------------------------------------------------
+
+    def _get(self, sequence: SequenceId) -> Sequence:
+        found = self._sequences.get(sequence)
+        if found is None:
+            raise UsageError(f"no such sequence: {sequence}")
+        return found
+
+    def _make_reader(self, pool: Pool) -> Reader:
+        deadline_s = self.config.deadline_s
+        if self.config.scheme is Scheme.BASELINE:
+            return BaselineReader(pool, self.arena, self.metrics, deadline_s)
+        if self.config.scheme is Scheme.MAPPED:
+            return MappedReader(pool, self.arena)
+        return PrefetchReader(pool, self.arena, self.layout, self.metrics, deadline_s)
+
+
+def _require_room(layout: KVLayout, config: PathConfig, largest: int) -> None:
+    if config.hot_bytes < layout.block_bytes:
+        raise CapacityError(
+            f"the hot region ({format_bytes(config.hot_bytes)}) cannot hold one block of {layout.block_tokens} tokens "
+            f"in all layers ({format_bytes(layout.block_bytes)})",
+            hint="give it more with --hot, or use a smaller block_tokens",
+        )
+    if config.window_bytes < largest:
+        raise CapacityError(
+            f"the window ({format_bytes(config.window_bytes)}) cannot hold one layer block ({format_bytes(largest)})",
+            hint="give it more with --window, or use a smaller block_tokens",
+        )

@@ -1,0 +1,27 @@
+"""What a dual path counts of itself. Plain numbers that only grow, so that a caller can take differences."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+
+@dataclass
+class PathMetrics:
+    """Counters of one `DualPath` (seconds, bytes).
+
+    `stall_s`: compute waited for KV or partials. `attend_s`: time inside `Step.attend`, stalls included.
+    `fetched_bytes`: KV received; `wasted_bytes`: of those, never used. `written_bytes`: KV sent to nodes.
+    `peak_local_bytes`: the most KV held locally at once, hot and window together.
+    """
+
+    steps: int = 0
+    stall_s: float = 0.0
+    attend_s: float = 0.0
+    fetched_bytes: int = 0
+    wasted_bytes: int = 0
+    written_bytes: int = 0
+    peak_local_bytes: int = 0
+
+    def snapshot(self) -> PathMetrics:
+        """Return a copy."""
+        return replace(self)

@@ -1,0 +1,263 @@
+"""The thin runner around `prefetch.Prefetcher`: it reads what the policy says, into window slots, and waits for arrivals.
+
+All decisions are made on the compute thread. Transport threads only note arrivals. A slot whose read was given up stays
+charged against the window until the transport has let go of it (*zombie*).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dualpath.errors import CapacityError
+from dualpath.path.arena import Budget
+from dualpath.path.prefetch import Item, Prefetcher
+from dualpath.path.reader import Run, lost
+from dualpath.transport.base import Lane, Outcome
+
+if TYPE_CHECKING:
+    from dualpath.kv.layout import KVLayout
+    from dualpath.path.arena import LocalArena, SlotClass
+    from dualpath.path.metrics import PathMetrics
+    from dualpath.path.plan import Entry, GroupPlan
+    from dualpath.pool.client import Pool
+    from dualpath.transport.base import Ticket
+
+_RUN_ENTRIES = 32  # a run frees its slots only when it is folded: short runs keep the window moving
+_READ_ITEMS = 16
+
+
+@dataclass(slots=True, eq=False)
+class _Flight:
+    """Where one layer block comes from and where it goes."""
+
+    entry: Entry
+    layer: int
+    slots: SlotClass
+    slot: int = -1
+    ticket: Ticket | None = None
+    index: int = -1
+    outcome: Outcome | None = None
+    attempt: int = 0  # a late arrival of an attempt that was given up must not count for the next one
+
+
+class PrefetchReader:
+    """Streams far layer blocks into window slots ahead of compute."""
+
+    def __init__(
+        self, pool: Pool, arena: LocalArena, layout: KVLayout, metrics: PathMetrics, deadline_s: float
+    ) -> None:
+        self._pool, self._arena, self._metrics, self._deadline_s = pool, arena, metrics, deadline_s
+        self._layout = layout
+        self._policy: Prefetcher[_Flight] = Prefetcher(arena.limit(Budget.WINDOW))
+        self._arrival = threading.Condition()
+        self._zombies: list[_Flight] = []
+        self._zombie_bytes = 0
+        self._signature: tuple[tuple[int, ...], ...] = ()
+        self._schedule: list[Item[_Flight]] = []
+        self._by_layer: dict[tuple[int, int], list[Item[_Flight] | None]] = {}
+        self._reserve = 0
+
+    def begin(self, plans: Sequence[GroupPlan], *, reserve: int, wrap: bool) -> None:
+        """Match what is held against the step's schedule, make room for `reserve`, and start fetching."""
+        self._reserve = reserve
+        signature = tuple(
+            tuple(entry.block.serial * (entry.part.local is None) for entry in plan.far.entries) for plan in plans
+        )
+        if signature != self._signature:
+            self._signature = signature
+            self._build(plans)
+        self._discard(self._policy.begin(self._schedule, wrap=wrap))
+        self._discard(self._policy.shrink(self._capacity()))
+        self._await_room()
+        self._pump()
+
+    def runs(self, plan: GroupPlan, layer: int) -> Iterator[Run]:
+        """Yield entries as they have arrived, in token order; what has been yielded is freed at the next step of the
+        iteration."""
+        items = self._by_layer.get((plan.index, layer), [])
+        entries = plan.far.entries
+        lo = 0
+        while lo < len(entries):
+            self._await(items[lo])
+            hi, places = lo, []
+            while hi < len(entries) and hi - lo < _RUN_ENTRIES:
+                item, entry = items[hi], entries[hi]
+                if item is None:
+                    assert entry.part.local is not None
+                    places.append(int(entry.part.local[layer]))
+                elif item.what.outcome is Outcome.OK and item.key in self._policy.held:
+                    places.append(item.what.slot)
+                else:
+                    break
+                hi += 1
+            yield Run(lo, hi, plan.slots.locate(np.array(places, np.int64)))
+            self._consume(items[lo:hi])
+            lo = hi
+
+    def end(self) -> None:
+        """Let go of everything, and wait until no read is in flight."""
+        self._discard(self._policy.end())
+        self._signature, self._schedule, self._by_layer = (), [], {}
+        give_up = time.monotonic() + self._deadline_s + 2.0
+        while self._zombies and time.monotonic() < give_up:
+            with self._arrival:
+                self._arrival.wait(0.02)
+            self._reap()
+
+    # --- the schedule ------------------------------------------------------------------------------------------
+
+    def _build(self, plans: Sequence[GroupPlan]) -> None:
+        old = {item.key: item for item in self._policy.held.values()}
+        where = {layer: (plan, i) for plan in plans for i, layer in enumerate(plan.group.layers)}
+        self._schedule, self._by_layer = [], {}
+        for layer in sorted(where):
+            plan, index = where[layer]
+            row: list[Item[_Flight] | None] = []
+            for entry in plan.far.entries:
+                if entry.part.local is not None:
+                    row.append(None)
+                    continue
+                key = entry.block.serial << 12 | layer
+                item = old.get(key) or Item(key, plan.slots.slot_bytes, _Flight(entry, index, plan.slots))
+                item.what.entry = entry
+                row.append(item)
+                self._schedule.append(item)
+            self._by_layer[(plan.index, index)] = row
+
+    def _capacity(self) -> int:
+        return self._arena.limit(Budget.WINDOW) - self._reserve - self._zombie_bytes
+
+    # --- fetching ----------------------------------------------------------------------------------------------
+
+    def _pump(self) -> None:
+        if self._zombies:
+            self._reap()
+        self._policy.capacity = self._capacity()
+        items = self._policy.pump()
+        if items:
+            self._fetch(items)
+
+    def _fetch(self, items: list[Item[_Flight]]) -> None:
+        by_node: dict[int, list[_Flight]] = {}
+        for item in items:
+            flight = item.what
+            flight.outcome = None
+            flight.attempt += 1
+            flight.slot = flight.slots.take(Budget.WINDOW)
+            by_node.setdefault(flight.entry.part.node, []).append(flight)
+        for number, flights in by_node.items():
+            for at in range(0, len(flights), _READ_ITEMS):
+                self._read(number, flights[at : at + _READ_ITEMS])
+
+    def _read(self, number: int, flights: list[_Flight]) -> None:
+        size = flights[0].slots.slot_bytes
+        if any(flight.slots.slot_bytes != size for flight in flights):
+            for flight in flights:
+                self._read(number, [flight])
+            return
+        ticket = self._pool.nodes[number].read(
+            [flight.entry.part.refs[flight.layer] for flight in flights if flight.entry.part.refs is not None],
+            [flight.slots.bytes_of(flight.slot) for flight in flights],
+            slot_bytes=size,
+            lane=Lane.PREFETCH,
+            timeout_s=self._deadline_s,
+            on_item=self._noting(flights),
+        )
+        for index, flight in enumerate(flights):
+            flight.ticket, flight.index = ticket, index
+
+    def _noting(self, flights: list[_Flight]) -> Callable[[int, Outcome], None]:
+        arrival = self._arrival
+        attempts = [flight.attempt for flight in flights]
+
+        def note(index: int, outcome: Outcome) -> None:
+            flight = flights[index]
+            with arrival:
+                if flight.attempt == attempts[index]:
+                    flight.outcome = outcome
+                arrival.notify()
+
+        return note
+
+    # --- waiting, using, giving up -----------------------------------------------------------------------------
+
+    def _await(self, item: Item[_Flight] | None) -> None:
+        """Block until `item` is in its slot. Raises `BlockLostError`."""
+        if item is None:
+            return
+        flight = item.what
+        if item.key not in self._policy.held:
+            fetch, dropped = self._policy.need(item)
+            self._discard(dropped)
+            if fetch:
+                self._await_room(item.bytes)
+                self._fetch([item])
+        if flight.outcome is None:
+            started = time.perf_counter()
+            give_up = started + self._deadline_s + 2.0  # the read's own deadline comes first
+            with self._arrival:
+                while flight.outcome is None and time.perf_counter() < give_up:
+                    self._arrival.wait(give_up - time.perf_counter())
+            self._metrics.stall_s += time.perf_counter() - started
+        if flight.outcome is not Outcome.OK:
+            outcome = flight.outcome or Outcome.TIMEOUT
+            self._policy.let_go(item.key)
+            self._bury(flight)
+            node = self._pool.nodes[flight.entry.part.node]
+            raise lost(flight.entry, node, outcome, flight.ticket.error if flight.ticket else None)
+
+    def _consume(self, items: Sequence[Item[_Flight] | None]) -> None:
+        for item in items:
+            if item is not None:
+                self._policy.let_go(item.key)
+                flight = item.what
+                flight.slots.give(Budget.WINDOW, flight.slot)
+                flight.outcome, flight.ticket = None, None
+                self._metrics.fetched_bytes += item.bytes
+        self._pump()
+
+    def _discard(self, items: list[Item[_Flight]]) -> None:
+        for item in items:
+            self._metrics.fetched_bytes += item.bytes
+            self._metrics.wasted_bytes += item.bytes
+            self._bury(item.what)
+
+    def _bury(self, flight: _Flight) -> None:
+        """Free the slot of a flight that nobody wants, at once or when the transport has let go of it."""
+        ghost = _Flight(flight.entry, flight.layer, flight.slots, flight.slot, flight.ticket, flight.index)
+        with self._arrival:
+            flight.attempt += 1
+            flight.outcome, flight.ticket = None, None
+        self._zombies.append(ghost)
+        self._zombie_bytes += ghost.slots.slot_bytes
+        self._reap()
+
+    def _reap(self) -> None:
+        alive: list[_Flight] = []
+        for ghost in self._zombies:
+            ticket = ghost.ticket
+            if ticket is None or ticket.drained or ticket.outcomes[ghost.index] is Outcome.OK:
+                ghost.slots.give(Budget.WINDOW, ghost.slot)
+                self._zombie_bytes -= ghost.slots.slot_bytes
+            else:
+                alive.append(ghost)
+        self._zombies = alive
+
+    def _await_room(self, wanted: int = 0) -> None:
+        """Wait until given-up reads have left room for the step's reserve and `wanted` bytes more."""
+        give_up = time.monotonic() + self._deadline_s + 2.0
+        while self._zombies and self._arena.room(Budget.WINDOW) < self._reserve + wanted:
+            if time.monotonic() > give_up:
+                raise CapacityError("reads that were given up still hold the window", hint="is a node hanging?")
+            with self._arrival:
+                self._arrival.wait(0.01)
+            self._reap()
+
+
+

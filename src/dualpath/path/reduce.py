@@ -1,0 +1,161 @@
+"""Near-data reduction: queries go to the nodes, `(out, lse)` partials come back.
+
+Each node knows a sequence's far blocks as a *view*, a list that is only ever appended to, so that a query names the view
+and how many of its blocks it means: the bytes of a query do not grow with the context. Forks share views as long as their
+blocks agree.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dualpath.path.reader import lost
+from dualpath.transport.base import Outcome
+from dualpath.wire.messages import Attend, BlockKey, ViewBlock, ViewQuery
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from dualpath.attention.base import Partial
+    from dualpath.path.metrics import PathMetrics
+    from dualpath.path.plan import Entry, GroupPlan
+    from dualpath.path.sequences import SequenceId
+    from dualpath.pool.client import PendingAttend, Pool
+
+    Float32 = NDArray[np.float32]
+
+
+@dataclass(slots=True)
+class _View:
+    id: int
+    node: int
+    serials: list[int] = field(default_factory=list)
+    owners: int = 1
+
+
+@dataclass(slots=True)
+class _Share:
+    """What one node reduces of one group in this step: its queries, and the rows that they concern."""
+
+    node: int
+    queries: list[ViewQuery]
+    rows: NDArray[np.int64] | None
+    entries: list[list[Entry]]
+
+
+@dataclass(slots=True)
+class Shipment:
+    """Queries of one layer under way."""
+
+    plan: GroupPlan
+    pending: list[tuple[_Share, PendingAttend]]
+
+
+class Reducer:
+    """Sends queries to nodes and collects partials."""
+
+    def __init__(self, pool: Pool, metrics: PathMetrics, deadline_s: float) -> None:
+        self._pool, self._metrics, self._deadline_s = pool, metrics, deadline_s
+        self._views: dict[tuple[SequenceId, int, int], _View] = {}
+        self._ids = itertools.count(1)
+        self._shares: dict[int, list[_Share]] = {}
+
+    def begin(self, plans: Sequence[GroupPlan], sequences: Sequence[SequenceId], rows: NDArray[np.int32]) -> None:
+        """A step began: bring each node's views up to date. `rows[s]:rows[s+1]` are the query rows of sequence `s`."""
+        self._shares = {}
+        for plan in plans:
+            shares: dict[int, _Share] = {}
+            for s, sequence in enumerate(sequences):
+                far = plan.far.entries[plan.far.starts[s] : plan.far.starts[s + 1]]
+                by_node: dict[int, list[Entry]] = {}
+                for entry in far:
+                    if entry.part.local is None:
+                        by_node.setdefault(entry.part.node, []).append(entry)
+                for number, entries in by_node.items():
+                    view = self._view(sequence, plan, number, entries)
+                    share = shares.setdefault(number, _Share(number, [], None, []))
+                    count = int(rows[s + 1] - rows[s])
+                    share.queries.append(ViewQuery(view.id, len(entries), count, plan.first_rows[s]))
+                    share.entries.append(entries)
+                    wanted = np.arange(rows[s], rows[s + 1])
+                    share.rows = wanted if share.rows is None else np.concatenate([share.rows, wanted])
+            self._shares[plan.index] = [shares[number] for number in sorted(shares)]
+
+    def start(self, plan: GroupPlan, layer: int, q: Float32, *, scale: float, softcap: float) -> Shipment:
+        """Send the rows of `q` `[T, query_heads, head_dim]` to every node that holds far blocks of this group."""
+        pending = []
+        for share in self._shares[plan.index]:
+            assert share.rows is not None
+            part = q if len(share.rows) == len(q) else np.ascontiguousarray(q[share.rows])
+            message = Attend(layer, q.shape[1], scale, softcap, plan.group.window, False, share.queries)
+            node = self._pool.nodes[share.node]
+            pending.append((share, node.start_attend(message, part, timeout_s=self._deadline_s)))
+        return Shipment(plan, pending)
+
+    def collect(self, shipment: Shipment, rows: int) -> list[Partial]:
+        """Return the partials, each over all `rows` query rows, in node order. Raises `BlockLostError`, `PeerError`."""
+        started = time.perf_counter()
+        partials: list[Partial] = []
+        for share, pending in shipment.pending:
+            reply = pending.result()
+            for entries, outcome in zip(share.entries, reply.outcomes, strict=True):
+                if outcome is not Outcome.OK:
+                    raise lost(entries[0], self._pool.nodes[share.node], outcome, None)
+            partials.append(_spread(reply.out, reply.lse, share.rows, rows))
+        self._metrics.stall_s += time.perf_counter() - started
+        return partials
+
+    def fork(self, parent: SequenceId, child: SequenceId) -> None:
+        """The child's far blocks are the parent's."""
+        for (sequence, group, node), view in list(self._views.items()):
+            if sequence == parent:
+                view.owners += 1
+                self._views[(child, group, node)] = view
+
+    def forget(self, sequence: SequenceId) -> None:
+        """The sequence is gone: drop its views."""
+        for key in [key for key in self._views if key[0] == sequence]:
+            self._release(self._views.pop(key))
+
+    def _release(self, view: _View) -> None:
+        view.owners -= 1
+        if view.owners == 0:
+            self._pool.nodes[view.node].drop_view(view.id)
+
+    def _view(self, sequence: SequenceId, plan: GroupPlan, node: int, entries: list[Entry]) -> _View:
+        serials = [entry.block.serial for entry in entries]
+        key = (sequence, plan.index, node)
+        view = self._views.get(key)
+        if view is not None:
+            common = min(len(view.serials), len(serials))
+            if view.serials[:common] != serials[:common]:
+                self._release(self._views.pop(key))
+                view = None
+        if view is None:
+            view = self._views[key] = _View(next(self._ids), node)
+        fresh = entries[len(view.serials) :]
+        if fresh:
+            blocks = [
+                ViewBlock(BlockKey(e.block.id, plan.index), e.block.position, e.tokens) for e in fresh if e.block.id
+            ]
+            outcomes = self._pool.nodes[node].extend_view(view.id, plan.index, plan.geometry, blocks)
+            for entry, outcome in zip(fresh, outcomes, strict=True):
+                if outcome is not Outcome.OK:
+                    raise lost(entry, self._pool.nodes[node], outcome, None)
+            view.serials.extend(entry.block.serial for entry in fresh)
+        return view
+
+
+def _spread(out: Float32, lse: Float32, rows: NDArray[np.int64] | None, total: int) -> Partial:
+    if rows is None or len(rows) == total:
+        return out, lse
+    full_out = np.zeros((total, *out.shape[1:]), np.float32)
+    full_lse = np.full((total, lse.shape[1]), -np.inf, np.float32)
+    full_out[rows], full_lse[rows] = out, lse
+    return full_out, full_lse

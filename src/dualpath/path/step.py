@@ -1,0 +1,289 @@
+"""One step of a batch: new tokens of some sequences pass through all layers, then all of it counts, or none.
+
+    step = path.begin([(sequence, ids), …])
+    for each layer:  out = step.attend(layer, q, k, v, scale=…)
+    step.commit()      or      step.abort()
+
+`attend` on one layer: (1) k and v go to their slots; (2) far blocks are folded as a reader brings them, or nodes reduce
+them while the near ones are folded here; (3) blocks that became full are written to their node. After an error the step
+must be aborted; the sequences are then as before it, whatever happened.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dualpath import attention
+from dualpath.attention.base import State
+from dualpath.errors import UsageError
+from dualpath.kv.layout import LayerKind
+from dualpath.path.arena import Budget
+from dualpath.path.plan import Entry, GroupPlan, Table, geometry_of, split
+from dualpath.path.sequences import visible
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from dualpath.attention.base import Partial
+    from dualpath.path.dualpath import DualPath
+    from dualpath.path.growth import Fill, Growth
+
+    Float32 = NDArray[np.float32]
+    Array = NDArray[np.generic]
+
+STORED = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(np.uint16), "float16": np.dtype(np.uint16)}
+
+
+class Step:
+    """Made by `DualPath.begin`. Not thread-safe; one step of a path at a time."""
+
+    def __init__(self, path: DualPath, growths: list[Growth]) -> None:
+        self._path, self._growths = path, growths
+        layout = path.layout
+        self.rows = sum(growth.count for growth in growths)
+        self.reducing = path.reducer is not None and self.rows <= path.config.reduce_rows
+        self._row_start = np.zeros(len(growths) + 1, np.int32)
+        np.cumsum([growth.count for growth in growths], out=self._row_start[1:])
+        self._row_position = np.concatenate(
+            [np.arange(g.start, g.start + g.count, dtype=np.int64) for g in growths] or [np.empty(0, np.int64)]
+        )
+        self._fills = [fill for growth in growths for fill in growth.fills]
+        self._scratch = [fill for fill in self._fills if fill.scratch]
+        self._sealed = [fill for fill in self._fills if fill.sealing is not None]
+        self._plans = [self._plan(index) for index in range(len(layout.groups))]
+        self._where = {layer: (plan, i) for plan in self._plans for i, layer in enumerate(plan.group.layers)}
+        self._near = [self._near_slots(plan) for plan in self._plans]
+        self._dtype = STORED[layout.dtype]
+        self._open = True
+
+    def start(self) -> None:
+        """Tell readers and nodes what is to come. Part of `DualPath.begin`."""
+        path = self._path
+        reserve = len(self._scratch) * max(plan.slots.slot_bytes for plan in self._plans)
+        reduced = [plan for plan in self._plans if self._reduces(plan)]
+        fetched = [plan for plan in self._plans if not self._reduces(plan)]
+        if path.reducer is not None:
+            path.reducer.begin(reduced, [growth.sequence.id for growth in self._growths], self._row_start)
+        path.reader.begin(fetched, reserve=reserve, wrap=not self.reducing)
+
+    def attend(
+        self,
+        layer: int,
+        q: Float32,
+        k: Array,
+        v: Array | None,
+        *,
+        scale: float,
+        softcap: float = 0.0,
+        sinks: Float32 | None = None,
+    ) -> Float32:
+        """Append `k`, `v` of one layer and return the attention of `q` over everything visible.
+
+        q: float32 `[T, query_heads, head_dim]`; k, v: `[T, kv_heads, head_dim]` in the stored dtype (float32, or uint16
+        bits of bf16/fp16), any strides; latent layers: k `[T, 1, latent + rope]`, v `None`. sinks: float32
+        `[query_heads]`. Returns float32 `[T, query_heads, value_dim]`. Raises `BlockLostError`, `PeerError`,
+        `UsageError`.
+        """
+        started = time.perf_counter()
+        plan, index = self._check(layer, q, k, v)
+        scratch = self._take_scratch(plan)
+        try:
+            self._store(plan, index, k, v, scratch)
+            if self._reduces(plan):
+                out = self._reduce(plan, index, q, scratch, scale, softcap, sinks)
+            else:
+                state = State.empty(self.rows, plan.group.query_heads, plan.group.value_dim)
+                for run in self._path.reader.runs(plan, index):
+                    table = plan.far.run(run.lo, run.hi, self._path.arena.buffers, run.places, self._row_start)
+                    self._fold(state, q, plan, table, scale, softcap)
+                self._fold_near(state, q, plan, index, scratch, scale, softcap)
+                out = attention.finish(state, sinks)[0]
+            self._write(plan, index, scratch)
+        finally:
+            plan.slots.free(Budget.WINDOW, scratch)
+        self._path.metrics.attend_s += time.perf_counter() - started
+        return out
+
+    def commit(self) -> None:
+        """Make the step count. Raises `PeerError`; the step is then still open and must be aborted."""
+        self._require_open()
+        self._path.commit_step(self._growths)
+        self._open = False
+
+    def abort(self) -> None:
+        """Undo the step: nothing of it is left, locally or at a node. Idempotent; does nothing after `commit`."""
+        if self._open:
+            self._open = False
+            self._path.abort_step(self._growths)
+
+    def local_slots(self, layer: int, fill: Fill) -> memoryview:
+        """Return the bytes of one of this step's own layer blocks (not of a scratch one). For `recompute`."""
+        plan, index = self._where[layer]
+        local = fill.block.parts[plan.index].local
+        if local is None:
+            raise UsageError("this block has no slots of its own in the step")
+        return plan.slots.bytes_of(int(local[index]))
+
+    @property
+    def fills(self) -> Sequence[Fill]:
+        """Return where the step's tokens go."""
+        return self._fills
+
+    # --- planning ----------------------------------------------------------------------------------------------
+
+    def _plan(self, index: int) -> GroupPlan:
+        layout, path = self._path.layout, self._path
+        group = layout.groups[index]
+        far: list[list[Entry]] = []
+        near: list[list[Entry]] = []
+        for growth in self._growths:
+            entries = [
+                Entry(block, block.parts[index], block.length)
+                for block in growth.sequence.blocks
+                if block.id is not None and visible(block, group, growth.start)
+            ]
+            if self._reduces_group(index):
+                a = [entry for entry in entries if entry.part.local is None]
+                b = [entry for entry in entries if entry.part.local is not None]
+            else:
+                a, b = split(entries)
+            far.append(a)
+            near.append(b + [Entry(fill.block, fill.block.parts[index], fill.tokens) for fill in growth.fills])
+        slots = path.arena.slots(layout.layer_block_bytes(group))
+        starts = [growth.start for growth in self._growths]
+        return GroupPlan(index, group, geometry_of(layout, group), slots, Table.of(far), Table.of(near), starts)
+
+    def _near_slots(self, plan: GroupPlan) -> NDArray[np.int64]:
+        """Return the slots of the near entries, `[entries, layers]`; rows of scratch blocks are filled per layer."""
+        table = np.zeros((len(plan.near.entries), len(plan.group.layers)), np.int64)
+        for row, entry in enumerate(plan.near.entries):
+            if entry.part.local is not None:
+                table[row] = entry.part.local
+        return table
+
+    def _reduces(self, plan: GroupPlan) -> bool:
+        return self._reduces_group(plan.index)
+
+    def _reduces_group(self, index: int) -> bool:
+        # a sliding window is short: its far blocks, if any, are cheaper to fetch than to keep as views
+        return self.reducing and self._path.layout.groups[index].kind is not LayerKind.SLIDING
+
+    def _check(self, layer: int, q: Float32, k: Array, v: Array | None) -> tuple[GroupPlan, int]:
+        self._require_open()
+        found = self._where.get(layer)
+        if found is None:
+            raise UsageError(f"layer {layer} keeps no KV in this layout")
+        group = found[0].group
+        latent = group.kind is LayerKind.LATENT
+        wanted_q = (self.rows, group.query_heads, group.head_dim)
+        wanted_k = (self.rows, group.kv_heads, group.head_dim)
+        if q.shape != wanted_q or q.dtype != np.float32:
+            raise UsageError(f"layer {layer}: q is {q.dtype} {list(q.shape)}, expected float32 {list(wanted_q)}")
+        for name, array in (("k", k),) if latent else (("k", k), ("v", v)):
+            if array is None or array.shape != wanted_k or array.dtype != self._dtype:
+                got = "missing" if array is None else f"{array.dtype} {list(array.shape)}"
+                raise UsageError(f"layer {layer}: {name} is {got}, expected {self._dtype} {list(wanted_k)}")
+        return found
+
+    def _require_open(self) -> None:
+        if not self._open:
+            raise UsageError("this step has ended", hint="begin another one")
+
+    # --- one layer ---------------------------------------------------------------------------------------------
+
+    def _take_scratch(self, plan: GroupPlan) -> NDArray[np.int64]:
+        return plan.slots.allocate(Budget.WINDOW, len(self._scratch))
+
+    def _store(self, plan: GroupPlan, index: int, k: Array, v: Array | None, scratch: NDArray[np.int64]) -> None:
+        group, tokens = plan.group, self._path.layout.block_tokens
+        shape = tuple(tokens if size == -1 else size for size in group.layer_block_shape)
+        used = 0
+        for fill in self._fills:
+            if fill.scratch:
+                slot, used = int(scratch[used]), used + 1
+            else:
+                local = fill.block.parts[plan.index].local
+                assert local is not None
+                slot = int(local[index])
+            where = plan.slots.array(slot, self._dtype, shape)
+            span, rows = slice(fill.offset, fill.tokens), slice(fill.row, fill.row + fill.count)
+            if v is None or group.kind is LayerKind.LATENT:
+                where[:, span] = k[rows].swapaxes(0, 1)
+            else:
+                where[:, 0, span] = k[rows].swapaxes(0, 1)
+                where[:, 1, span] = v[rows].swapaxes(0, 1)
+
+    def _fold(
+        self, state: State, q: Float32, plan: GroupPlan, table: attention.BlockTable, scale: float, softcap: float
+    ) -> None:
+        attention.attend(
+            state,
+            q,
+            self._row_position,
+            table,
+            plan.geometry,
+            scale=scale,
+            softcap=softcap,
+            window=plan.group.window,
+            threads=self._path.config.threads,
+        )
+
+    def _fold_near(
+        self,
+        state: State,
+        q: Float32,
+        plan: GroupPlan,
+        index: int,
+        scratch: NDArray[np.int64],
+        scale: float,
+        softcap: float,
+    ) -> None:
+        slots = self._near[plan.index][:, index]
+        if len(scratch):
+            slots = slots.copy()
+            rows = {id(fill.block): slot for fill, slot in zip(self._scratch, scratch, strict=True)}
+            for row, entry in enumerate(plan.near.entries):
+                if id(entry.block) in rows:
+                    slots[row] = rows[id(entry.block)]
+        places = plan.slots.locate(slots)
+        table = plan.near.run(0, len(slots), self._path.arena.buffers, places, self._row_start)
+        self._fold(state, q, plan, table, scale, softcap)
+
+    def _reduce(
+        self,
+        plan: GroupPlan,
+        index: int,
+        q: Float32,
+        scratch: NDArray[np.int64],
+        scale: float,
+        softcap: float,
+        sinks: Float32 | None,
+    ) -> Float32:
+        reducer = self._path.reducer
+        assert reducer is not None
+        shipment = reducer.start(plan, index, q, scale=scale, softcap=softcap)
+        near = State.empty(self.rows, plan.group.query_heads, plan.group.value_dim)
+        self._fold_near(near, q, plan, index, scratch, scale, softcap)
+        partials: list[Partial] = reducer.collect(shipment, self.rows)
+        total = State.empty(self.rows, plan.group.query_heads, plan.group.value_dim)
+        for partial in [*partials, attention.finish(near)]:
+            attention.fold(total, partial)
+        return attention.finish(total, sinks)[0]
+
+    def _write(self, plan: GroupPlan, index: int, scratch: NDArray[np.int64]) -> None:
+        writer = self._path.writer
+        if writer is None or not self._sealed:
+            return
+        slots = {id(fill): int(slot) for fill, slot in zip(self._scratch, scratch, strict=True)}
+        sources, sealings = [], []
+        for fill in self._sealed:
+            assert fill.sealing is not None
+            local = fill.block.parts[plan.index].local
+            slot = slots[id(fill)] if local is None else int(local[index])
+            sources.append(plan.slots.bytes_of(slot))
+            sealings.append(fill.sealing)
+        writer.write(sealings, plan.index, index, sources)

@@ -1,0 +1,189 @@
+"""Write-through: blocks that a step fills go to a node before the step commits.
+
+    prepare (ids known at begin)  →  write, layer by layer, as the step passes  →  commit, or abort
+
+Readers never see an unsealed block. A block that the node already has (an equal prefix) is not written again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dualpath.errors import BlockLostError, PoolFullError, UnreachableError
+from dualpath.transport.base import Lane, Outcome
+from dualpath.wire.messages import BlockKey, PrepareItem
+
+if TYPE_CHECKING:
+    from dualpath.kv.ids import BlockId
+    from dualpath.kv.layout import KVLayout
+    from dualpath.path.metrics import PathMetrics
+    from dualpath.pool.client import Pool
+    from dualpath.wire.messages import SlotRef
+
+_LEASE_S = 3600.0
+
+
+@dataclass(slots=True)
+class Sealing:
+    """One block on its way into the pool. `refs[g]` are its slots for group `g`; `present`: groups already there."""
+
+    id: BlockId
+    tokens: int
+    node: int
+    refs: list[list[SlotRef]]
+    present: frozenset[int]
+
+
+class Writer:
+    """Puts sealed blocks into the pool, and takes them out again when nobody needs them."""
+
+    def __init__(
+        self, pool: Pool, layout: KVLayout, metrics: PathMetrics, *, spread: bool, deadline_s: float
+    ) -> None:
+        self._pool, self._layout, self._metrics = pool, layout, metrics
+        self._spread, self._deadline_s = spread, deadline_s
+        self._kept: Counter[tuple[int, BlockId]] = Counter()
+
+    def prepare(self, blocks: Sequence[tuple[BlockId, int, int]]) -> list[Sealing]:
+        """Reserve room for `(id, tokens, index in its sequence)` blocks. All or none. Raises `PoolFullError`."""
+        done: list[Sealing] = []
+        try:
+            for number, group in self._by_node(blocks).items():
+                done += self._prepare_at(number, group)
+        except Exception:
+            self.abort(done)
+            raise
+        order = {id: i for i, (id, _, _) in enumerate(blocks)}
+        return sorted(done, key=lambda sealing: order[sealing.id])
+
+    def write(self, sealings: Sequence[Sealing], group: int, layer: int, sources: Sequence[memoryview]) -> None:
+        """Write one layer of blocks: `sources[i]` is the layer block of `sealings[i]`. Raises `PeerError`."""
+        by_node: dict[int, list[int]] = {}
+        for i, sealing in enumerate(sealings):
+            if group not in sealing.present:
+                by_node.setdefault(sealing.node, []).append(i)
+        size = self._layout.layer_block_bytes(self._layout.groups[group])
+        for number, indices in by_node.items():
+            node = self._pool.nodes[number]
+            outcomes = node.write(
+                [sealings[i].refs[group][layer] for i in indices],
+                [sources[i] for i in indices],
+                slot_bytes=size,
+                lane=Lane.BULK,
+                timeout_s=self._deadline_s,
+            )
+            self._metrics.written_bytes += size * len(indices)
+            for i, outcome in zip(indices, outcomes, strict=True):
+                if outcome is not Outcome.OK:
+                    raise UnreachableError(
+                        f"node {node.name} did not take block {sealings[i].id.hex()[:16]}: {outcome.name.lower()}",
+                        node=node.name,
+                        hint="is the node still running? the step was undone, the sequence is as before it",
+                    )
+
+    def commit(self, sealings: Sequence[Sealing]) -> None:
+        """Seal what was written. Raises `PeerError`; then nothing may be assumed and `abort` is due."""
+        for number, keys in self._keys(sealings).items():
+            node = self._pool.nodes[number]
+            if any(outcome is not Outcome.OK for outcome in node.commit(keys)):
+                raise BlockLostError(
+                    f"node {node.name} lost a block before it was sealed",
+                    node=node.name,
+                    hint="was the node restarted? the step was undone, the sequence is as before it",
+                )
+        for sealing in sealings:
+            self._kept[(sealing.node, sealing.id)] += 1
+
+    def abort(self, sealings: Sequence[Sealing]) -> None:
+        """Give prepared room back; a node that cannot be reached frees it by itself."""
+        for number, keys in self._keys(sealings).items():
+            try:
+                self._pool.nodes[number].abort(keys)
+            except Exception:  # noqa: BLE001, S112 - the error that led here is the one to report
+                continue
+
+    def drop(self, blocks: Sequence[tuple[int, BlockId]], groups: Sequence[int] | None = None) -> None:
+        """One owner fewer for these `(node, id)` blocks; the last one takes them out. Unreachable nodes are passed by.
+
+        With `groups`, only those groups' parts are taken out, and the ownership of the rest stays.
+        """
+        keys: dict[int, list[BlockKey]] = {}
+        for node, id in blocks:
+            if groups is None:
+                self._kept[(node, id)] -= 1
+                if self._kept[(node, id)] > 0:
+                    continue
+                del self._kept[(node, id)]
+            elif self._kept[(node, id)] > 1:
+                continue
+            wanted = range(len(self._layout.groups)) if groups is None else groups
+            keys.setdefault(node, []).extend(BlockKey(id, group) for group in wanted)
+        for number, some in keys.items():
+            try:
+                self._pool.nodes[number].drop(some)
+            except Exception:  # noqa: BLE001, S112 - a dead node holds nothing
+                continue
+
+    # --- placement ---------------------------------------------------------------------------------------------
+
+    def _by_node(self, blocks: Sequence[tuple[BlockId, int, int]]) -> dict[int, list[tuple[BlockId, int, int]]]:
+        count = len(self._pool.nodes)
+        out: dict[int, list[tuple[BlockId, int, int]]] = {}
+        for block in blocks:
+            out.setdefault(block[2] % count if self._spread else 0, []).append(block)
+        return out
+
+    def _prepare_at(self, first: int, blocks: list[tuple[BlockId, int, int]]) -> list[Sealing]:
+        """Prepare at node `first`; when it is full, block by block at the next node that has room."""
+        try:
+            return self._request(first, blocks)
+        except PoolFullError as full:
+            done: list[Sealing] = []
+            count = len(self._pool.nodes)
+            for block in blocks:
+                for step in range(count):
+                    try:
+                        done += self._request((first + step) % count, [block])
+                        break
+                    except PoolFullError:
+                        continue
+                else:
+                    self.abort(done)
+                    raise PoolFullError(
+                        f"the pool is full: no node has room for another block ({full})",
+                        node=full.node,
+                        hint="start nodes with more --capacity, add a node, or close sequences",
+                    ) from full
+            return done
+
+    def _request(self, number: int, blocks: list[tuple[BlockId, int, int]]) -> list[Sealing]:
+        node = self._pool.nodes[number]
+        groups = self._layout.groups
+        items = [
+            PrepareItem(BlockKey(id, g), len(group.layers), self._layout.layer_block_bytes(group), tokens)
+            for id, tokens, _ in blocks
+            for g, group in enumerate(groups)
+        ]
+        answer = node.prepare(items)
+        out: list[Sealing] = []
+        for i, (id, tokens, _) in enumerate(blocks):
+            refs = answer[i * len(groups) : (i + 1) * len(groups)]
+            present = frozenset(g for g, one in enumerate(refs) if not one)
+            if present:
+                refs = list(refs)
+                found = node.resolve([BlockKey(id, g) for g in sorted(present)], _LEASE_S)
+                for g, one in zip(sorted(present), found.refs, strict=True):
+                    refs[g] = one
+            out.append(Sealing(id, tokens, number, refs, present))
+        return out
+
+    def _keys(self, sealings: Iterable[Sealing]) -> dict[int, list[BlockKey]]:
+        keys: dict[int, list[BlockKey]] = {}
+        for sealing in sealings:
+            keys.setdefault(sealing.node, []).extend(
+                BlockKey(sealing.id, group) for group in range(len(self._layout.groups))
+            )
+        return keys
