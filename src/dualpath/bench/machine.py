@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.metadata
 import os
 import platform
 from pathlib import Path
@@ -10,14 +12,10 @@ from typing import Any
 
 def describe() -> dict[str, Any]:
     """Return CPU, cores, memory and versions, for the report."""
-    import importlib.metadata
-
-    import psutil
-
     found: dict[str, Any] = {
         "cpu": _cpu_name(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "memory_bytes": psutil.virtual_memory().total,
+        "memory_bytes": _psutil().virtual_memory().total,
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
     }
@@ -39,10 +37,14 @@ def _cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
+def available_bytes() -> int:
+    """Return the memory that could be used now without swapping."""
+    return int(_psutil().virtual_memory().available)
+
+
 def cpu_seconds() -> float:
     """Return the CPU time of this process and its children so far (user and system)."""
-    import psutil
-
+    psutil = _psutil()
     own = psutil.Process()
     total = _of(own)
     for child in own.children(recursive=True):
@@ -56,3 +58,7 @@ def cpu_seconds() -> float:
 def _of(process: Any) -> float:
     times = process.cpu_times()
     return float(times.user + times.system)
+
+
+def _psutil() -> Any:
+    return importlib.import_module("psutil")

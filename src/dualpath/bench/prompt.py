@@ -37,9 +37,7 @@ def default_document() -> Path:
     """Return a long text that is on every machine with Python: the source of its own help topics."""
     spec = importlib.util.find_spec("pydoc_data.topics")
     if spec is None or spec.origin is None or not Path(spec.origin).exists():
-        raise UsageError(
-            "this Python comes without pydoc_data/topics.py", hint="give a document with --prompt-file"
-        )
+        raise UsageError("this Python comes without pydoc_data/topics.py", hint="give a document with --prompt-file")
     return Path(spec.origin)
 
 

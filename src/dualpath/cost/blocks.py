@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 
-def block_tokens_that_fit(
-    bytes_per_token: int, hot_bytes: int, *, largest: int = 256, smallest: int = 16
-) -> int:
+def block_tokens_that_fit(bytes_per_token: int, hot_bytes: int, *, largest: int = 256, smallest: int = 16) -> int:
     """Return the largest power of two of tokens, within `[smallest, largest]`, whose block fits the hot region.
 
     `bytes_per_token` is over all layers. The open tail of a sequence is always local, so a block of every layer

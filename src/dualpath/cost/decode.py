@@ -40,9 +40,7 @@ def reduce_bytes_per_token(layout: KVLayout, nodes: int) -> int:
     )
 
 
-def expected_fetch_tpot_s(
-    local_s: float, wire_bytes: float, bytes_per_s: float, *, overlapped: bool
-) -> float:
+def expected_fetch_tpot_s(local_s: float, wire_bytes: float, bytes_per_s: float, *, overlapped: bool) -> float:
     """Return the time per token of a scheme that moves `wire_bytes` for a token that takes `local_s` all-local.
 
     `overlapped`: a NIC moves the bytes while the CPU computes, so the longer of the two counts. Otherwise the CPU

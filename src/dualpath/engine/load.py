@@ -20,10 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dualpath.cost import block_tokens_that_fit
 from dualpath.engine import modelcache, modelfiles
 from dualpath.errors import DualPathError, HostError, UnknownModelError, UsageError
 from dualpath.kv.configs import layer_groups
-from dualpath.kv.layout import DTYPE_BYTES
+from dualpath.kv.layout import DTYPE_BYTES, KVLayout
 
 BUILT_IN = {"smollm2-135m": "SmolLM2-135M-Instruct, 30 layers, 8K context; comes with the `demo` extra"}
 ALIASES = {"smollm2": "smollm2-135m"}
@@ -116,6 +117,14 @@ def parse_shape(name: str) -> dict[str, int]:
     return shape
 
 
+def kv_layout(loaded: LoadedModel, *, hot_bytes: int, block_tokens: int = 0) -> KVLayout:
+    """Return the KV layout of a model; `block_tokens` 0 chooses what suits a hot region of `hot_bytes`."""
+    if not block_tokens:
+        one = KVLayout.from_config(loaded.config, dtype=loaded.dtype, block_tokens=1)
+        block_tokens = block_tokens_that_fit(one.bytes_per_token, hot_bytes)
+    return KVLayout.from_config(loaded.config, dtype=loaded.dtype, block_tokens=block_tokens, model=loaded.fingerprint)
+
+
 def _require_transformers() -> None:
     missing = [module for module in ("torch", "transformers") if importlib.util.find_spec(module) is None]
     if missing:
@@ -184,9 +193,7 @@ def _pretrained(name: str, source: Path | str, dtype: str, tell: Progress, **opt
     with modelfiles.quiet_transformers() as transformers:
         try:
             tokenizer = transformers.AutoTokenizer.from_pretrained(source, **options)
-            model = transformers.AutoModelForCausalLM.from_pretrained(
-                source, dtype=getattr(torch, dtype), **options
-            )
+            model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=getattr(torch, dtype), **options)
         except DualPathError:
             raise
         except Exception as error:

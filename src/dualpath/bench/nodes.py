@@ -1,0 +1,44 @@
+"""The nodes that stand for other hosts: started here as child processes, or named by the user."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from dualpath.bench.settings import MAPPED, ExperimentConfig
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Where to connect. `mapped_spec` is the same nodes through their mapped arenas."""
+
+    spec: str
+    mapped_spec: str
+    key: str | None
+    deadline_s: float
+
+    def connector(self, scheme: str) -> Callable[[], Any]:
+        """Return what opens a connection for `scheme`: TCP even on one machine, except `mapped`.
+
+        Each scheme is a tenant of its own, so that no two share blocks.
+        """
+        from dualpath.pool.client import connect
+
+        spec = self.mapped_spec if scheme == MAPPED else self.spec
+        tenant = f"run-{os.getpid()}-{scheme}"
+        return lambda: connect(spec, key=self.key, tenant=tenant, timeout_s=self.deadline_s)
+
+
+@contextlib.contextmanager
+def open_nodes(config: ExperimentConfig, capacity_bytes: int) -> Iterator[Nodes]:
+    """Start the nodes, or use those of `config.pool`. Nodes that were started are stopped on leaving."""
+    if config.pool:
+        yield Nodes(config.pool, config.pool, config.key, config.deadline_s)
+        return
+    from dualpath.testing.pool import LocalNodes
+
+    with LocalNodes(config.nodes, capacity=capacity_bytes) as nodes:
+        yield Nodes(nodes.spec, nodes.mapped_spec, nodes.key, config.deadline_s)

@@ -1,0 +1,217 @@
+"""The experiment's result as one HTML page: pure, dict in, text out.
+
+The page needs nothing from outside: styles and plots (SVG) are inline. It follows the reader's light or dark theme.
+"""
+
+from __future__ import annotations
+
+import math
+from html import escape
+from typing import Any
+
+from dualpath.bench.plots import Series, bars, lines
+from dualpath.units import format_bytes
+
+COLUMNS: tuple[tuple[str, str, str], ...] = (
+    ("scheme", "scheme", "how a decode step reaches KV that is not local"),
+    ("identical", "same", "token ids equal to the reference's over the whole run"),
+    (
+        "max_logit_error",
+        "logit error",
+        "largest difference from the reference's logits while the tokens agree",
+    ),
+    ("ttft_s", "TTFT s", "time to the first token: the whole prefill"),
+    ("tpot_ms_p50", "TPOT P50 ms", "time per output token, median"),
+    ("tpot_ms_p99", "TPOT P99 ms", "time per output token, 99th percentile"),
+    ("tokens_per_s", "tokens/s", "decode rate"),
+    (
+        "cpu_percent",
+        "CPU %",
+        "of one core, while decoding, all processes of the run (nodes elsewhere not counted)",
+    ),
+    ("wire_bytes_per_token", "wire/token", "bytes in and out over all connections, headers included"),
+    ("stall_ms_per_token", "stall ms", "per token, time that compute waited for KV or partials"),
+    ("wasted_bytes", "wasted", "prefetched and never used"),
+    ("peak_local_kv_bytes", "peak local KV", "most KV held here at once: hot region and window"),
+)
+"""Field of a row, its heading, and what it means: for the table, the page and the guide alike."""
+
+_BYTES = ("wire_bytes_per_token", "wasted_bytes", "peak_local_kv_bytes")
+
+_STYLE = """
+:root { color-scheme: light dark; --ink: #1b1f24; --soft: #57606a; --paper: #ffffff; --card: #f6f8fa; --rule: #d8dee4;
+  --s0: #57606a; --s1: #2a78d6; --s2: #e34948; --s3: #eda100; --s4: #1baf7a; --s5: #4a3aa7; --s6: #d4569a; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e6e9ed; --soft: #9aa4af; --paper: #14171b; --card: #1c2127;
+  --rule: #333a43; --s0: #9aa4af; --s1: #4c97ee; --s2: #ee6a66; --s3: #e0a526; --s4: #2cbd88; --s5: #9a8ff0;
+  --s6: #e27bb4; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; padding: 2rem 1.5rem 4rem; max-width: 76rem; background: var(--paper); color: var(--ink);
+  font: 15px/1.5 system-ui, sans-serif; }
+h1 { font-size: 1.6rem; margin: 0 0 .25rem; } h2 { font-size: 1.1rem; margin: 2.25rem 0 .5rem; }
+p { margin: .25rem 0; max-width: 60rem; } .soft, figcaption { color: var(--soft); }
+.verdict { display: inline-block; margin: .75rem 0 0; padding: .35rem .75rem; border-radius: 6px;
+  background: var(--card); border: 1px solid var(--rule); font-weight: 600; }
+.bad { color: var(--s2); }
+figure, pre { background: var(--card); border: 1px solid var(--rule); border-radius: 8px; }
+figure { margin: .75rem 0 0; padding: 1rem; }
+figcaption { font-size: .85rem; margin-top: .5rem; } svg { display: block; width: 100%; height: auto; }
+svg text { font: 12px system-ui, sans-serif; fill: var(--soft); } svg .name { fill: var(--ink); }
+svg .grid { stroke: var(--rule); stroke-width: 1; }
+svg .line { fill: none; stroke-width: 1.75; stroke-linejoin: round; }
+.scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+th, td { padding: .4rem .6rem; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--rule); }
+th { color: var(--soft); font-weight: 600; font-size: .82rem; vertical-align: bottom; }
+th:first-child, td:first-child { text-align: left; padding-left: 0; }
+.key { display: inline-block; width: .7rem; height: .7rem; border-radius: 2px; margin-right: .45rem; }
+.legend { display: flex; flex-wrap: wrap; gap: .25rem 1.1rem; margin: 0 0 .5rem; font-size: .88rem; }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1.25rem; margin: .5rem 0; }
+dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
+.columns { display: grid; grid-template-columns: repeat(auto-fit, minmax(20rem, 1fr)); gap: 0 2.5rem; }
+pre { white-space: pre-wrap; padding: .75rem; margin: .5rem 0; font-size: .85rem; }
+"""
+
+
+def render(result: dict[str, Any]) -> str:
+    """Return the page for a result of `run_experiment`."""
+    rows = result["schemes"]
+    colours = {row["scheme"]: f"var(--s{index % 7})" for index, row in enumerate(rows)}
+    prompt, model = result["prompt"], result["model"]
+    title = f"dualpath run: {model['name']}, {prompt['tokens']:,} tokens"
+    parts = [
+        f"<h1>{escape(title)}</h1>",
+        f"<p class=soft>{escape(_subtitle(result))}</p>",
+        _verdict(result),
+        "<h2>Results</h2>",
+        _table(rows, colours),
+        "<h2>Time per output token over the run</h2>",
+        _tpot_lines(rows, colours),
+        "<h2>Time per output token, P50 and P99</h2>",
+        _tpot_bars(rows, colours),
+        "<h2>Bytes on the wire per token</h2>",
+        _wire_bars(result, colours),
+        _details(result),
+        _output(prompt),
+    ]
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{_STYLE}</style></head>\n<body>\n"
+        + "\n".join(parts)
+        + "\n</body></html>\n"
+    )
+
+
+def cell(field: str, value: Any) -> str:
+    """Return a value of a row as people read it: bytes with a unit, times with three digits, an em dash for none."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return "—"
+    if isinstance(value, bool):
+        return "yes" if value else "NO"
+    if field in _BYTES:
+        return format_bytes(value)
+    if field == "max_logit_error":
+        return f"{value:.1e}" if value else "0"
+    if isinstance(value, float):
+        return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return str(value)
+
+
+def _subtitle(result: dict[str, Any]) -> str:
+    model, prompt, settings = result["model"], result["prompt"], result["settings"]
+    return (
+        f"{model['dtype']}, {settings['new_tokens']} new tokens after {prompt['source']}; "
+        f"{format_bytes(result['expected']['kv_bytes'])} of KV, of which {format_bytes(settings['hot_bytes'])} are "
+        f"kept local, the rest on {settings['nodes']} node{'s' if settings['nodes'] != 1 else ''}"
+    )
+
+
+def verdict(result: dict[str, Any]) -> str:
+    """Return in one line whether the schemes gave the same output."""
+    reference = result["reference"]["scheme"]
+    differing = [row["scheme"] for row in result["schemes"] if not row["identical"]]
+    if differing:
+        return f"Tokens differ from {reference}: {', '.join(differing)}"
+    return f"Same tokens as {reference} in every scheme"
+
+
+def _verdict(result: dict[str, Any]) -> str:
+    same = all(row["identical"] for row in result["schemes"])
+    return f'<p class="verdict{"" if same else " bad"}">{escape(verdict(result))}</p>'
+
+
+def _table(rows: list[dict[str, Any]], colours: dict[str, str]) -> str:
+    head = "".join(f'<th title="{escape(meaning)}">{escape(name)}</th>' for _, name, meaning in COLUMNS)
+    body = []
+    for row in rows:
+        cells = []
+        for field, _, _ in COLUMNS:
+            text = escape(cell(field, row.get(field)))
+            if field == "scheme":
+                text = _key(colours[row["scheme"]]) + text
+            flag = " class=bad" if field == "identical" and not row["identical"] else ""
+            cells.append(f"<td{flag}>{text}</td>")
+        body.append(f"<tr>{''.join(cells)}</tr>")
+    meanings = "".join(f"<dt>{escape(name)}</dt><dd>{escape(meaning)}</dd>" for _, name, meaning in COLUMNS)
+    return (
+        f"<div class=scroll><table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
+        f"<details><summary class=soft>What the columns mean</summary><dl>{meanings}</dl></details>"
+    )
+
+
+def _key(colour: str) -> str:
+    return f'<span class=key style="background:{colour}"></span>'
+
+
+def _legend(rows: list[dict[str, Any]], colours: dict[str, str]) -> str:
+    items = "".join(f"<span>{_key(colours[row['scheme']])}{escape(row['scheme'])}</span>" for row in rows)
+    return f"<div class=legend>{items}</div>"
+
+
+def _tpot_lines(rows: list[dict[str, Any]], colours: dict[str, str]) -> str:
+    series = [Series(row["scheme"], colours[row["scheme"]], tuple(row["tpot_ms"])) for row in rows]
+    plot, cut = lines(series, x_label="token", y_label="ms")
+    note = " Values above the plot are cut off at its edge." if cut else ""
+    return f"<figure>{_legend(rows, colours)}{plot}<figcaption>Lower is better.{note}</figcaption></figure>"
+
+
+def _tpot_bars(rows: list[dict[str, Any]], colours: dict[str, str]) -> str:
+    pairs = [
+        (row["scheme"], colours[row["scheme"]], [("P50", row["tpot_ms_p50"]), ("P99", row["tpot_ms_p99"])])
+        for row in rows
+    ]
+    caption = "Solid: P50. Pale: P99. Lower is better."
+    return f"<figure>{bars(pairs, form=lambda ms: f'{ms:.1f} ms')}<figcaption>{caption}</figcaption></figure>"
+
+
+def _wire_bars(result: dict[str, Any], colours: dict[str, str]) -> str:
+    rows, expected = result["schemes"], result["expected"]
+    singles = [(row["scheme"], colours[row["scheme"]], [("", row["wire_bytes_per_token"])]) for row in rows]
+    caption = (
+        "Counted, in and out. By the cost model a scheme that fetches moves "
+        f"{format_bytes(expected['fetch_wire_bytes_per_token'])} per token, and one that ships queries "
+        f"{format_bytes(expected['reduce_wire_bytes_per_token'])}, whatever the context."
+    )
+    return f"<figure>{bars(singles, form=format_bytes)}<figcaption>{escape(caption)}</figcaption></figure>"
+
+
+def _details(result: dict[str, Any]) -> str:
+    sections = [
+        _list("Settings", result["settings"]),
+        _list("Model", result["model"]),
+        _list("Machine", result["machine"]),
+    ]
+    return f"<div class=columns>{''.join(f'<section>{section}</section>' for section in sections)}</div>"
+
+
+def _list(title: str, values: dict[str, Any]) -> str:
+    items = []
+    for key, value in values.items():
+        is_bytes = key.endswith("_bytes") and isinstance(value, int)
+        name = key.removesuffix("_bytes").replace("_", " ")
+        items.append(f"<dt>{escape(name)}</dt><dd>{escape(format_bytes(value) if is_bytes else str(value))}</dd>")
+    return f"<h2>{escape(title)}</h2><dl>{''.join(items)}</dl>"
+
+
+def _output(prompt: dict[str, Any]) -> str:
+    text = prompt.get("output")
+    return f"<h2>What was written</h2><pre>{escape(text)}</pre>" if text else ""

@@ -1,0 +1,134 @@
+"""What a user can set of the experiment, and what follows from it. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from dualpath.errors import CapacityError, UsageError
+from dualpath.kv import KVLayout
+from dualpath.units import format_bytes
+
+HF = "hf"
+LOCAL = "local"
+MAPPED = "mapped"
+SCHEMES = (HF, LOCAL, "baseline", "fetch", "sharded", "reduce", MAPPED)
+FILLS = ("prompt", "random")
+
+
+@dataclass(frozen=True)
+class ExperimentConfig:
+    """Settings of one experiment.
+
+    | field | meaning |
+    |---|---|
+    | `model`, `dtype` | see `engine.load.load_model` |
+    | `schemes` | rows, run in the order of `SCHEMES`; empty: all that apply |
+    | `prompt_file`, `offset` | the document, and its first token; `None`: a text that comes with Python |
+    | `context` | tokens of the prompt, or of random KV |
+    | `new_tokens` | tokens to decode |
+    | `fill` | `prompt`: prefill a document; `random`: seeded random KV, no prefill |
+    | `hot_bytes`, `window_bytes` | local memory of Path A and Path B |
+    | `block_tokens` | 0: as many as fit the hot region, 16 to 256 |
+    | `nodes`, `pool` | start `nodes` nodes here, or use those of the spec `pool` |
+    | `threads` | of attention and model; 0: all cores |
+    | `interleave` | schemes take turns every so many tokens; 0: one after another |
+    | `seed` | of random KV, random token ids |
+    | `deadline_s` | longest wait for a node |
+    """
+
+    model: str = "smollm2-135m"
+    dtype: str = "float32"
+    schemes: tuple[str, ...] = ()
+    prompt_file: Path | None = None
+    offset: int = 0
+    context: int = 4096
+    new_tokens: int = 64
+    fill: str = "prompt"
+    hot_bytes: int = 16 << 20
+    window_bytes: int = 64 << 20
+    block_tokens: int = 0
+    nodes: int = 2
+    pool: str = ""
+    key: str | None = None
+    threads: int = 0
+    interleave: int = 0
+    seed: int = 0
+    deadline_s: float = 10.0
+
+    @property
+    def random(self) -> bool:
+        """Return whether KV is random instead of a prompt's."""
+        return self.fill == "random"
+
+    @property
+    def reference(self) -> str:
+        """Return the scheme that the others are compared with."""
+        return LOCAL if self.random else HF
+
+    @property
+    def on_mapped_pool(self) -> bool:
+        """Return whether `pool` names nodes whose memory is mapped here."""
+        return self.pool.strip().startswith("mapped:")
+
+    def rows(self) -> tuple[str, ...]:
+        """Return the schemes to show, in order. Raises `UsageError` for what cannot be run."""
+        chosen = self.schemes or tuple(s for s in SCHEMES if self._applies(s))
+        unknown = [scheme for scheme in chosen if scheme not in SCHEMES]
+        if unknown:
+            raise UsageError(f"unknown scheme {unknown[0]!r}", hint=f"one or more of {','.join(SCHEMES)}")
+        if self.random and HF in chosen:
+            raise UsageError("scheme hf cannot start from random KV", hint="compare with local instead")
+        if MAPPED in chosen and not self._applies(MAPPED):
+            raise UsageError(
+                "scheme mapped needs nodes on this host",
+                hint="leave out --pool, or give --pool mapped:/path.sock",
+            )
+        return tuple(scheme for scheme in SCHEMES if scheme in chosen)
+
+    def order(self) -> tuple[str, ...]:
+        """Return the schemes to run: the rows, with the reference before them."""
+        return (self.reference, *(scheme for scheme in self.rows() if scheme != self.reference))
+
+    def _applies(self, scheme: str) -> bool:
+        if scheme == HF:
+            return not self.random
+        return scheme != MAPPED or not self.pool or self.on_mapped_pool
+
+    def check(self) -> None:
+        """Raise `UsageError` for values that cannot work, before anything slow begins."""
+        if self.fill not in FILLS:
+            raise UsageError(f"unknown fill {self.fill!r}", hint=f"one of {', '.join(FILLS)}")
+        if min(self.hot_bytes, self.window_bytes) < 1 or self.nodes < 1:
+            raise UsageError("hot region, window and the number of nodes must be at least 1")
+        if min(self.block_tokens, self.offset, self.threads, self.interleave) < 0:
+            raise UsageError("block tokens, offset, threads and interleave cannot be negative")
+        if self.random and self.prompt_file is not None:
+            raise UsageError("random KV has no prompt", hint="leave out --prompt-file or --fill random")
+        self.rows()
+
+
+def node_capacity(config: ExperimentConfig, layout: KVLayout) -> int:
+    """Return the bytes each node must be able to hold: one node may get all KV, and turns add up."""
+    blocks = -(-(config.context + config.new_tokens) // layout.block_tokens) + 1
+    return blocks * layout.block_bytes * _remote_at_once(config) * 5 // 4 + (64 << 20)
+
+
+def check_memory(config: ExperimentConfig, layout: KVLayout, available_bytes: int) -> None:
+    """Raise `CapacityError` if the KV of the schemes that are alive at once is more than this machine's memory."""
+    one = (config.context + config.new_tokens) * layout.bytes_per_token
+    here = 0 if config.pool else _remote_at_once(config)
+    beside = sum(1 for scheme in config.order() if scheme in (HF, LOCAL)) if config.interleave else 1
+    needed = one * (here + beside)
+    if needed > available_bytes * 0.9:
+        raise CapacityError(
+            f"{needed // one} copies of {format_bytes(one)} of KV do not fit the {format_bytes(available_bytes)} "
+            "of free memory",
+            hint="use a smaller --context, --dtype bfloat16, fewer --scheme, or nodes elsewhere with --pool",
+        )
+
+
+def _remote_at_once(config: ExperimentConfig) -> int:
+    """Return how many schemes keep KV at the nodes at the same time."""
+    remote = sum(1 for scheme in config.order() if scheme not in (HF, LOCAL))
+    return remote if config.interleave else min(1, remote)

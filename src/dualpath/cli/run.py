@@ -1,0 +1,167 @@
+"""`dualpath run`: the experiment."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dualpath.cli.output import ByteSize, ProgressBar, byte_size, emit, progress, say, stdout_console
+from dualpath.errors import UsageError
+from dualpath.units import format_bytes
+
+_NARROW = 118
+"""Columns of a terminal below which the table is printed with schemes side by side."""
+
+
+def run_command(
+    model: Annotated[str, typer.Option(help="Built-in name, model folder, hub id, or shape:layers=2,...")] = "smollm2",
+    prompt_file: Annotated[Path | None, typer.Option(help="Document to decode from; default: Python's own.")] = None,
+    offset: Annotated[int, typer.Option(help="First token of the document to use.", min=0)] = 0,
+    context: Annotated[int, typer.Option(help="Tokens of the prompt.", min=1)] = 4096,
+    new_tokens: Annotated[
+        int, typer.Option("--new-tokens", "--samples", help="Tokens to decode with each scheme.", min=2)
+    ] = 64,
+    hot: Annotated[
+        ByteSize, typer.Option(parser=byte_size, metavar="SIZE", help="Local memory kept for recent KV (Path A).")
+    ] = ByteSize(16 << 20),
+    window: Annotated[
+        ByteSize, typer.Option(parser=byte_size, metavar="SIZE", help="Local memory for KV in flight (Path B).")
+    ] = ByteSize(64 << 20),
+    nodes: Annotated[int, typer.Option(help="Pool nodes to start on this machine.", min=1)] = 2,
+    pool: Annotated[str, typer.Option(metavar="HOST:PORT,...", help="Use these nodes instead.")] = "",
+    scheme: Annotated[
+        str, typer.Option(help="Any of hf,local,baseline,fetch,sharded,reduce,mapped; default: all.")
+    ] = "",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16, for weights and KV.")] = "float32",
+    threads: Annotated[int, typer.Option(help="Threads of model and attention; 0: all cores.", min=0)] = 0,
+    block_tokens: Annotated[int, typer.Option(help="Tokens of a block; 0: as many as suit the hot region.", min=0)] = 0,
+    fill: Annotated[str, typer.Option(help="prompt, or random: seeded random KV, no prefill, I/O only.")] = "prompt",
+    interleave: Annotated[
+        int, typer.Option(help="Schemes take turns every so many tokens; 0: one after another.", min=0)
+    ] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of random KV and random token ids.")] = 0,
+    deadline: Annotated[float, typer.Option(metavar="SECONDS", help="Longest wait for a node.", min=0.1)] = 10.0,
+    report: Annotated[Path | None, typer.Option(help="Write one HTML page with plots here.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Decode a long document by every scheme, on the same prompt, and compare output and cost.
+
+    A small hot region of KV stays local; the rest is on pool nodes, which stand for other hosts and are reached over
+    TCP even on this machine (except by scheme mapped). Exit code 1 if a float32 scheme's tokens are not identical.
+
+    Examples:
+        dualpath run
+        dualpath run --context 8000 --report run.html
+        dualpath run --scheme local,reduce --dtype bfloat16 --json
+        dualpath run --fill random --context 131072 --samples 1000 --interleave 10 --dtype bfloat16
+        dualpath run --pool 10.0.0.5:7480,10.0.0.6:7480 --model ./my-model --prompt-file book.txt
+    """
+    _yield_idle_cores()
+    from dualpath.bench.experiment import run_experiment
+    from dualpath.bench.settings import ExperimentConfig
+
+    if report is not None and not report.absolute().parent.is_dir():
+        raise UsageError(f"no such folder: {report.absolute().parent}", hint="check --report")
+    config = ExperimentConfig(
+        model=model,
+        dtype=dtype,
+        schemes=tuple(word.strip() for word in scheme.split(",") if word.strip()),
+        prompt_file=prompt_file,
+        offset=offset,
+        context=context,
+        new_tokens=new_tokens,
+        fill=fill,
+        hot_bytes=int(hot),
+        window_bytes=int(window),
+        block_tokens=block_tokens,
+        nodes=nodes,
+        pool=pool,
+        key=os.environ.get("DUALPATH_KEY") or None,
+        threads=threads,
+        interleave=interleave,
+        seed=seed,
+        deadline_s=deadline,
+    )
+    result = run_experiment(config, view=TerminalView())
+    if report is not None:
+        _write_report(report, result)
+    emit(as_json, result, print_result)
+    if not result["ok"]:
+        raise typer.Exit(1)
+
+
+class TerminalView:
+    """Shows progress on stderr."""
+
+    def say(self, text: str) -> None:
+        """Print one line."""
+        say(text)
+
+    def progress(
+        self, title: str, *, total: float | None = None, unit: str = ""
+    ) -> AbstractContextManager[ProgressBar]:
+        """Show a bar, or lines where there is no terminal."""
+        return progress(title, total=total, unit=unit)
+
+
+def _yield_idle_cores() -> None:
+    """Let idle threads of the model sleep rather than spin: nodes may share the cores. Read when torch is loaded."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+
+def _write_report(path: Path, result: dict[str, Any]) -> None:
+    from dualpath.bench.report import render
+
+    path.write_text(render(result), encoding="utf-8")
+    say(f"report: {path}")
+
+
+def print_result(result: dict[str, Any]) -> None:
+    """Print the table and what its columns mean, for people."""
+    from dualpath.bench.report import COLUMNS, cell, verdict
+
+    console = stdout_console()
+    if not sys.stdout.isatty():
+        console.width = 200
+    names = [name for _, name, _ in COLUMNS]
+    rows = [[cell(field, row.get(field)) for field, _, _ in COLUMNS] for row in result["schemes"]]
+    console.print(_heading(result), soft_wrap=True)
+    if console.width >= _NARROW:
+        console.print(_grid(names, rows))
+    else:
+        console.print(_grid([names[0], *(row[0] for row in rows)], _turned(names, rows)))
+    console.print(verdict(result), style="bold", soft_wrap=True)
+    for _, name, meaning in COLUMNS:
+        console.print(f"  {name:<15}{meaning}", style="dim", markup=False)
+
+
+def _heading(result: dict[str, Any]) -> str:
+    model, prompt, settings = result["model"], result["prompt"], result["settings"]
+    kv = f"{format_bytes(result['expected']['kv_bytes'])} of KV"
+    return (
+        f"{model['name']} ({model['dtype']}), {prompt['tokens']:,} tokens of {prompt['source']}: {kv} in blocks of "
+        f"{settings['block_tokens']} tokens; {format_bytes(settings['hot_bytes'])} local, the rest on "
+        f"{settings['nodes']} nodes"
+    )
+
+
+def _grid(names: list[str], rows: list[list[str]]) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    grid = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    for index, name in enumerate(names):
+        grid.add_column(name, justify="right" if index else "left")
+    for row in rows:
+        grid.add_row(*row)
+    return grid
+
+
+def _turned(names: list[str], rows: list[list[str]]) -> list[list[str]]:
+    """Return the table with one line per column of `rows`, without the first (the schemes)."""
+    return [[names[index], *(row[index] for row in rows)] for index in range(1, len(names))]
