@@ -15,7 +15,15 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from dualpath.errors import AuthError, DeadlineError, PeerError, PoolFullError, UnreachableError, UsageError
+from dualpath.errors import (
+    AuthError,
+    BlockLostError,
+    DeadlineError,
+    PeerError,
+    PoolFullError,
+    UnreachableError,
+    UsageError,
+)
 from dualpath.pool import Pool, PoolNode, connect
 from dualpath.testing.node import block_key
 from dualpath.testing.pool import LocalNodes
@@ -63,6 +71,29 @@ def test_blocks_go_and_come_back(pool: Pool) -> None:
     assert pool[0].renew([found.lease], 0.0) == [OK]
     assert list(pool[0].read(found.refs[0], buffers, SLOT).wait()) == [LOST, LOST]
     assert pool.counters.tx_bytes > 2 * SLOT
+
+
+def test_mapped_memory_is_read_in_place(nodes: LocalNodes, pool: Pool) -> None:
+    with connect(nodes.mapped_spec, key=KEY, timeout_s=5.0) as mapped:
+        node = mapped[0]
+        slots = put(node, 300)
+        refs = node.resolve([block_key(300)], 5.0).refs[0]
+        buffers = [memoryview(bytearray(SLOT)) for _ in refs]
+        assert list(node.read(refs, buffers, SLOT).wait()) == [OK, OK]
+        assert [bytes(buffer) for buffer in buffers] == slots
+        array, start = node.view(refs[1], SLOT)
+        assert array[start : start + SLOT].tobytes() == slots[1]
+        with pytest.raises(ValueError, match="read-only"):
+            array[start] = 0
+        assert node.current(refs[1], SLOT)
+        node.drop([block_key(300)])
+        lease = node.resolve([block_key(300)], 5.0).lease
+        node.renew(range(1, lease + 1), 0.0)
+        assert not node.current(refs[1], SLOT)
+        with pytest.raises(BlockLostError):
+            node.view(refs[1], SLOT)
+    with pytest.raises(UsageError, match="mapped"):
+        pool[0].view(refs[0], SLOT)
 
 
 def test_a_full_node_says_so(pool: Pool) -> None:

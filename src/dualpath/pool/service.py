@@ -25,30 +25,8 @@ from dualpath.pool.meter import Meter
 from dualpath.pool.store import GRACE_S, BlockStore
 from dualpath.pool.views import View
 from dualpath.transport.base import Reply, Session
-from dualpath.wire.messages import (
-    Abort,
-    Attend,
-    Commit,
-    Done,
-    Drop,
-    DropView,
-    ExtendView,
-    Map,
-    Mapped,
-    Message,
-    Outcome,
-    Outcomes,
-    Ping,
-    Prepare,
-    Prepared,
-    Read,
-    Renew,
-    Resolve,
-    Resolved,
-    Stats,
-    StatsReply,
-    Write,
-)
+from dualpath.wire import messages as wire
+from dualpath.wire.messages import Message, Outcome, Outcomes, Write
 
 MAX_VIEWS = 65536
 
@@ -90,20 +68,20 @@ class PoolService:
         self._store = BlockStore(capacity, self._make_arena, clock, grace_s=grace_s)
         self._views = 0
         self._answers: dict[type[Message], Callable[[Session, Any, memoryview], Reply]] = {
-            Prepare: self._prepare,
+            wire.Prepare: self._prepare,
             Write: self._write,
-            Commit: self._commit,
-            Abort: self._abort,
-            Resolve: self._resolve,
-            Renew: self._renew,
-            Read: self._read,
-            Drop: self._drop,
-            ExtendView: self._extend_view,
-            DropView: self._drop_view,
-            Attend: self._attend,
-            Map: self._map,
-            Ping: lambda *_: Reply(Done()),
-            Stats: lambda *_: Reply(StatsReply(self.stats())),
+            wire.Commit: self._commit,
+            wire.Abort: self._abort,
+            wire.Resolve: self._resolve,
+            wire.Renew: self._renew,
+            wire.Read: self._read,
+            wire.Drop: self._drop,
+            wire.ExtendView: self._extend_view,
+            wire.DropView: self._drop_view,
+            wire.Attend: self._attend,
+            wire.Map: self._map,
+            wire.Ping: lambda *_: Reply(wire.Done()),
+            wire.Stats: lambda *_: Reply(wire.StatsReply(self.stats())),
         }
 
     # --- transport.Service -----------------------------------------------------------------------------------
@@ -172,10 +150,10 @@ class PoolService:
 
     # --- requests --------------------------------------------------------------------------------------------
 
-    def _prepare(self, session: Session, message: Prepare, payload: memoryview) -> Reply:
+    def _prepare(self, session: Session, message: wire.Prepare, payload: memoryview) -> Reply:
         client = self._client(session)
         with self._lock:
-            return Reply(Prepared(self._store.prepare(client.connection, message.items)))
+            return Reply(wire.Prepared(self._store.prepare(client.connection, message.items)))
 
     def _write(self, session: Session, message: Write, payload: memoryview) -> Reply:
         client = self._client(session)
@@ -192,34 +170,34 @@ class PoolService:
         with self._lock:
             return Reply(Outcomes(self._store.end_write(message.refs, landing.blocks, complete=True)))
 
-    def _commit(self, session: Session, message: Commit, payload: memoryview) -> Reply:
+    def _commit(self, session: Session, message: wire.Commit, payload: memoryview) -> Reply:
         client = self._client(session)
         with self._lock:
             return Reply(Outcomes(self._store.commit(client.connection, message.keys)))
 
-    def _abort(self, session: Session, message: Abort, payload: memoryview) -> Reply:
+    def _abort(self, session: Session, message: wire.Abort, payload: memoryview) -> Reply:
         client = self._client(session)
         with self._lock:
             self._store.abort(client.connection, message.keys)
-        return Reply(Done())
+        return Reply(wire.Done())
 
-    def _drop(self, session: Session, message: Drop, payload: memoryview) -> Reply:
+    def _drop(self, session: Session, message: wire.Drop, payload: memoryview) -> Reply:
         client = self._client(session)
         with self._lock:
             self._store.drop(client.connection, message.keys)
-        return Reply(Done())
+        return Reply(wire.Done())
 
-    def _resolve(self, session: Session, message: Resolve, payload: memoryview) -> Reply:
+    def _resolve(self, session: Session, message: wire.Resolve, payload: memoryview) -> Reply:
         with self._lock:
             lease, blocks = self._store.resolve(session.tenant, message.keys, message.ttl_s)
             refs = [[] if block is None else block.refs() for block in blocks]
-        return Reply(Resolved(lease, refs, [0 if block is None else block.tokens for block in blocks]))
+        return Reply(wire.Resolved(lease, refs, [0 if block is None else block.tokens for block in blocks]))
 
-    def _renew(self, session: Session, message: Renew, payload: memoryview) -> Reply:
+    def _renew(self, session: Session, message: wire.Renew, payload: memoryview) -> Reply:
         with self._lock:
             return Reply(Outcomes(self._store.renew(session.tenant, message.leases, message.ttl_s)))
 
-    def _read(self, session: Session, message: Read, payload: memoryview) -> Reply:
+    def _read(self, session: Session, message: wire.Read, payload: memoryview) -> Reply:
         with self._lock:
             blocks = self._store.hold_slots(session.tenant, message.slot_bytes, message.refs)
         outcomes = [Outcome.LOST if block is None else Outcome.OK for block in blocks]
@@ -230,7 +208,7 @@ class PoolService:
         parts = [view(ref.slot) for ref, block in zip(message.refs, blocks, strict=True) if block is not None]
         return Reply(Outcomes(outcomes), parts, lambda: self._release(held))
 
-    def _extend_view(self, session: Session, message: ExtendView, payload: memoryview) -> Reply:
+    def _extend_view(self, session: Session, message: wire.ExtendView, payload: memoryview) -> Reply:
         client = self._client(session)
         view = client.views.get(message.view)
         if view is None:
@@ -251,15 +229,15 @@ class PoolService:
                 self._views += 1
         return Reply(Outcomes(outcomes))
 
-    def _drop_view(self, session: Session, message: DropView, payload: memoryview) -> Reply:
+    def _drop_view(self, session: Session, message: wire.DropView, payload: memoryview) -> Reply:
         view = self._client(session).views.pop(message.view, None)
         if view is not None:
             self._release(view.held)
             with self._lock:
                 self._views -= 1
-        return Reply(Done())
+        return Reply(wire.Done())
 
-    def _attend(self, session: Session, message: Attend, payload: memoryview) -> Reply:
+    def _attend(self, session: Session, message: wire.Attend, payload: memoryview) -> Reply:
         import numpy as np
 
         views = self._client(session).views
@@ -268,11 +246,11 @@ class PoolService:
         buffer = np.empty(0, np.uint8) if arena is None else arena.array
         return near.answer(message, payload, views, buffer, threads=self.threads)
 
-    def _map(self, session: Session, message: Map, payload: memoryview) -> Reply:
+    def _map(self, session: Session, message: wire.Map, payload: memoryview) -> Reply:
         arena = self.arena(session.tenant, message.slot_bytes)
         if arena is None:
             raise UsageError(f"this tenant has no slots of {message.slot_bytes} bytes here", hint="write blocks first")
-        return Reply(Mapped(arena.slots, arena.slot_bytes), descriptors=arena.descriptors())
+        return Reply(wire.Mapped(arena.slots, arena.slot_bytes), descriptors=arena.descriptors())
 
     # --- inside ----------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Slabs: which slots of one arena are taken, by which block, and which free ones still have pages. Pure.
+"""Slabs: which slots of an arena are taken, and which free ones have pages; one per tenant and slot size. Pure.
 
     taken     allocated to a block
     warm      free; their pages still exist, so they are used first
@@ -82,3 +82,40 @@ class Slab:
     def matches(self, ref: SlotRef) -> bool:
         """Whether `ref` names a slot's present generation."""
         return 0 <= ref.slot < self._fresh and self.memory.generations[ref.slot] == ref.generation
+
+
+class Slabs:
+    """All slabs of a node."""
+
+    def __init__(self, capacity: int, make_memory: MakeMemory) -> None:
+        self._capacity = capacity
+        self._make_memory = make_memory
+        self._slabs: dict[tuple[str, int], Slab] = {}
+
+    def __len__(self) -> int:
+        return len(self._slabs)
+
+    @property
+    def taken(self) -> int:
+        """Return the number of slots taken in all."""
+        return sum(slab.taken for slab in self._slabs.values())
+
+    def find(self, tenant: str, slot_bytes: int) -> Slab | None:
+        """Return the slab if there is one."""
+        return self._slabs.get((tenant, slot_bytes))
+
+    def open(self, tenant: str, slot_bytes: int) -> Slab:
+        """Return the slab, a new one if need be: as many slots as fit into the whole capacity."""
+        slab = self.find(tenant, slot_bytes)
+        if slab is None:
+            slab = Slab(tenant, self._make_memory(tenant, self._capacity // slot_bytes, slot_bytes))
+            self._slabs[tenant, slot_bytes] = slab
+        return slab
+
+    def make_pages(self, slab: Slab, slots: int, used: int) -> None:
+        """Before `slots` of `slab` are taken: give back other slabs' warm pages, so that all pages fit the capacity."""
+        new = max(0, slots - slab.warm) * slab.slot_bytes
+        excess = used + sum(s.warm * s.slot_bytes for s in self._slabs.values()) + new - self._capacity
+        for other in self._slabs.values():
+            if excess > 0 and other is not slab:
+                excess -= other.chill(-(-excess // other.slot_bytes)) * other.slot_bytes

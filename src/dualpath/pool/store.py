@@ -23,15 +23,14 @@ long as all pages together fit into the capacity too.
 
 from __future__ import annotations
 
-import heapq
-import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
 from dualpath.errors import PoolFullError, UsageError
 from dualpath.pool.blocks import Block, Connection, Owner
 from dualpath.pool.leases import Leases
-from dualpath.pool.slab import MakeMemory, Slab
+from dualpath.pool.owners import Owners
+from dualpath.pool.slab import MakeMemory, Slab, Slabs
 from dualpath.units import format_bytes
 from dualpath.wire.messages import BlockKey, Outcome, PrepareItem, SlotRef
 
@@ -51,38 +50,27 @@ class BlockStore:
         self.capacity = capacity
         self.used = 0
         self.evictions = 0
-        self._make_memory = make_memory
         self._clock = clock
-        self._grace_s = grace_s
-        self._slabs: dict[tuple[str, int], Slab] = {}
+        self._slabs = Slabs(capacity, make_memory)
         self._at: dict[tuple[Slab, int], Block] = {}
         self._sealed: dict[tuple[str, BlockKey], Block] = {}
         self._prepared: dict[tuple[Owner, BlockKey], Block] = {}
         self._idle: OrderedDict[Block, None] = OrderedDict()  # sealed, kept by nothing; least recently used first
         self._idle_bytes = 0
-        self._owners: dict[tuple[str, bytes], Owner] = {}
-        self._orphans: list[tuple[float, int, Owner]] = []  # heap by the time at which grace ends
+        self._owners = Owners(grace_s)
         self._leases = Leases()
-        self._serial = itertools.count(1)
 
     # --- owners ----------------------------------------------------------------------------------------------
 
     def connect(self, tenant: str, owner: bytes) -> Connection:
         """A connection of `owner` opens (empty: an owner of its own)."""
-        name = owner or b"connection-%d" % next(self._serial)
-        found = self._owners.setdefault((tenant, name), Owner(tenant, name))
-        found.connections += 1
-        return Connection(found)
+        return self._owners.arrive(tenant, owner)
 
     def disconnect(self, connection: Connection) -> None:
         """It closed: abort what it prepared. The owner's pins lapse `grace_s` after its last connection."""
         for block in list(connection.prepared):
             self._abort(block)
-        owner = connection.owner
-        owner.connections -= 1
-        if not owner.connections:
-            owner.pins_end = self._clock() + self._grace_s
-            heapq.heappush(self._orphans, (owner.pins_end, next(self._serial), owner))
+        self._owners.leave(connection.owner, self._clock())
         self.tick()
 
     # --- writing ---------------------------------------------------------------------------------------------
@@ -114,7 +102,7 @@ class BlockStore:
                 f"{format_bytes(self.capacity)}, {format_bytes(self._idle_bytes - kept)} of it evictable",
                 hint="add nodes, raise --capacity, or drop sequences",
             )
-        slabs = {item.slot_bytes: self._slab(owner.tenant, item.slot_bytes) for item in fresh.values()}
+        slabs = {item.slot_bytes: self._slabs.open(owner.tenant, item.slot_bytes) for item in fresh.values()}
         for block in known.values():
             if block.sealed:
                 self._pin(block, owner)
@@ -130,7 +118,7 @@ class BlockStore:
 
     def begin_write(self, connection: Connection, slot_bytes: int, refs: Sequence[SlotRef]) -> list[Block | None]:
         """Hold the prepared blocks that `refs` belong to, until `end_write`; `None`: not this owner's."""
-        slab = self._slabs.get((connection.owner.tenant, slot_bytes))
+        slab = self._slabs.find(connection.owner.tenant, slot_bytes)
         blocks: list[Block | None] = []
         for ref in refs:
             block = self._at.get((slab, ref.slot)) if slab is not None and slab.matches(ref) else None
@@ -204,7 +192,7 @@ class BlockStore:
 
     def hold_slots(self, tenant: str, slot_bytes: int, refs: Sequence[SlotRef]) -> list[Block | None]:
         """Hold the sealed blocks that `refs` belong to until `release`; `None` for a stale or unsealed slot."""
-        slab = self._slabs.get((tenant, slot_bytes))
+        slab = self._slabs.find(tenant, slot_bytes)
         blocks = (self._at.get((slab, ref.slot)) if slab is not None and slab.matches(ref) else None for ref in refs)
         return [self._hold(block if block is not None and block.sealed else None) for block in blocks]
 
@@ -222,13 +210,10 @@ class BlockStore:
         for leased in self._leases.lapse(now):
             leased.leases -= 1
             self._settle(leased)
-        while self._orphans and self._orphans[0][0] <= now:
-            _, _, owner = heapq.heappop(self._orphans)
-            if not owner.connections and owner.pins_end <= now:
-                self._owners.pop((owner.tenant, owner.name), None)
-                for block in list(owner.pinned):
-                    self._unpin(block, owner)
-                    self._settle(block)
+        for owner in self._owners.give_up(now):
+            for block in list(owner.pinned):
+                self._unpin(block, owner)
+                self._settle(block)
 
     def gauges(self) -> dict[str, float]:
         """Return what the node holds at the moment, by metric name."""
@@ -236,7 +221,7 @@ class BlockStore:
             "capacity_bytes": self.capacity,
             "used_bytes": self.used,
             "evictable_bytes": self._idle_bytes,
-            "slots": sum(slab.taken for slab in self._slabs.values()),
+            "slots": self._slabs.taken,
             "blocks_sealed": len(self._sealed),
             "blocks_prepared": len(self._prepared),
             "leases": len(self._leases),
@@ -251,36 +236,21 @@ class BlockStore:
             raise UsageError(f"no such block: {item.slots} slots of {item.slot_bytes} bytes, {item.tokens} tokens")
         if not 1 <= len(item.key.id) <= MAX_ID_BYTES:
             raise UsageError(f"a block id has 1 to {MAX_ID_BYTES} bytes, not {len(item.key.id)}")
-        if (owner.tenant, item.slot_bytes) not in self._slabs and len(self._slabs) >= MAX_SLABS:
+        if self._slabs.find(owner.tenant, item.slot_bytes) is None and len(self._slabs) >= MAX_SLABS:
             raise UsageError(f"this node already has {MAX_SLABS} kinds of slots", hint="use fewer block sizes")
 
     def _check_ttl(self, ttl_s: float) -> None:
         if not 0.0 <= ttl_s <= MAX_TTL_S:
             raise UsageError(f"a lease lasts 0 to {MAX_TTL_S:.0f} s, not {ttl_s}")
 
-    def _slab(self, tenant: str, slot_bytes: int) -> Slab:
-        slab = self._slabs.get((tenant, slot_bytes))
-        if slab is None:
-            slab = Slab(tenant, self._make_memory(tenant, self.capacity // slot_bytes, slot_bytes))
-            self._slabs[tenant, slot_bytes] = slab
-        return slab
-
     def _allocate(self, connection: Connection, key: BlockKey, item: PrepareItem, slab: Slab) -> None:
-        self._make_pages(slab, item.slots)
+        self._slabs.make_pages(slab, item.slots, self.used)
         slots = tuple(slab.take() for _ in range(item.slots))
         block = Block(connection.owner.tenant, key, item.tokens, slab, slots, set(slots))
         self.used += block.bytes
         self._at.update(((slab, slot), block) for slot in slots)
         self._prepared[connection.owner, key] = block
         self._prepared_by(block, connection)
-
-    def _make_pages(self, slab: Slab, slots: int) -> None:
-        """Give back the pages of other slabs' free slots, so that all pages fit into the capacity."""
-        new = max(0, slots - slab.warm) * slab.slot_bytes
-        excess = self.used + sum(s.warm * s.slot_bytes for s in self._slabs.values()) + new - self.capacity
-        for other in self._slabs.values():
-            if excess > 0 and other is not slab:
-                excess -= other.chill(-(-excess // other.slot_bytes)) * other.slot_bytes
 
     def _commit(self, owner: Owner, key: BlockKey) -> Outcome:
         mine, there = self._prepared.get((owner, key)), self._sealed.get((owner.tenant, key))

@@ -62,13 +62,11 @@ class LocalNode:
 class LocalNodes:
     """`count` node processes of `capacity` bytes each. All are ready inside the block."""
 
-    def __init__(
-        self, count: int, *, capacity: int, key: str | None = None, threads: int = 0, mapped: bool = False
-    ) -> None:
+    def __init__(self, count: int, *, capacity: int, key: str | None = None, threads: int = 0) -> None:
         self._count = count
         self._config = NodeConfig(capacity=capacity, threads=threads, parent=os.getpid(), json=True)
         self.key = key
-        self._folder = tempfile.TemporaryDirectory(prefix="dualpath-") if mapped else None
+        self._folder = tempfile.TemporaryDirectory(prefix="dualpath-")
         self._processes: list[subprocess.Popen[str]] = []
         self.nodes: list[LocalNode] = []
 
@@ -115,11 +113,10 @@ class LocalNodes:
             process.wait()
             if process.stdout is not None:
                 process.stdout.close()
-        if self._folder is not None:
-            self._folder.cleanup()
+        self._folder.cleanup()
 
     def _start(self, number: int) -> subprocess.Popen[str]:
-        path = f"{self._folder.name}/node{number}.sock" if self._folder is not None else ""
+        path = f"{self._folder.name}/node{number}.sock"
         config = msgspec.structs.replace(self._config, socket=path, node_id=f"node{number}")
         environment = {name: value for name, value in os.environ.items() if name != "DUALPATH_KEY"}
         if self.key is not None:

@@ -1,0 +1,250 @@
+"""One node of a pool, seen from a client: the protocol's requests as typed methods.
+
+Under failure: `prepare` reserves all or nothing. `write` and `read` report an outcome per slot, as data. Every other
+method raises a `PeerError` when there is no proper answer; whether the node acted on it is then unknown, and every
+request may be sent again. Blocks stay pinned for a client as long as it has a connection, and a short grace after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from dualpath.errors import BlockLostError, ProtocolError, UsageError
+from dualpath.transport.base import Buffer, Peer, Pending, Ticket, TransferCounters
+from dualpath.wire.messages import (
+    Abort,
+    Attend,
+    BlockKey,
+    Commit,
+    Done,
+    Drop,
+    DropView,
+    ExtendView,
+    Geometry,
+    Lane,
+    Message,
+    Outcome,
+    Outcomes,
+    Partials,
+    Ping,
+    Prepare,
+    Prepared,
+    PrepareItem,
+    Renew,
+    Resolve,
+    Resolved,
+    SlotRef,
+    Stats,
+    StatsReply,
+    ViewBlock,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from dualpath.transport.mapped import MappedPeer
+
+M = TypeVar("M", bound=Message)
+
+
+@dataclass(frozen=True)
+class NodePartials:
+    """A node's answer to one `Attend`: views into the received bytes, read-only, in the order of the request's rows.
+
+    `outcomes` per view query; `out` float32 `[rows, query_heads, value_dim]`, `lse` float32 `[rows, query_heads]`; with
+    `debug` in the request also `max` and `exp_sum`, like `lse`.
+    """
+
+    outcomes: Sequence[Outcome]
+    out: NDArray[np.float32]
+    lse: NDArray[np.float32]
+    max: NDArray[np.float32] | None = None
+    exp_sum: NDArray[np.float32] | None = None
+
+
+@dataclass(frozen=True)
+class PendingAttend:
+    """An `Attend` under way."""
+
+    node: str
+    request: Attend
+    pending: Pending
+
+    def result(self, timeout_s: float | None = None) -> NodePartials:
+        """Wait for the answer. Raises `PeerError`, at the latest at the call's own deadline."""
+        reply, payload = self.pending.result(timeout_s)
+        return _partials(self.request, _expect(Partials, reply, self.node), payload, self.node)
+
+
+class PoolNode:
+    """One node of a pool. All methods may be called from any thread; views belong to the REALTIME connection."""
+
+    def __init__(self, peer: Peer, address: str, *, timeout_s: float = 10.0) -> None:
+        self.peer = peer
+        self.address = address
+        self.timeout_s = timeout_s
+
+    @property
+    def name(self) -> str:
+        """The node's id as it introduced itself."""
+        return self.peer.node
+
+    @property
+    def counters(self) -> TransferCounters:
+        """Bytes moved so far."""
+        return self.peer.counters
+
+    # --- writing ---------------------------------------------------------------------------------------------
+
+    def prepare(self, items: Sequence[PrepareItem]) -> list[list[SlotRef]]:
+        """Reserve slots, for all items or none; per item its slots, or none if the block is there already (now pinned).
+
+        Raises `PoolFullError`.
+        """
+        return self._call(Prepare(list(items)), Prepared, Lane.BULK).refs
+
+    def write(
+        self,
+        refs: Sequence[SlotRef],
+        sources: Sequence[memoryview],
+        slot_bytes: int,
+        *,
+        lane: Lane = Lane.BULK,
+        timeout_s: float = 30.0,
+    ) -> Sequence[Outcome]:
+        """Fill prepared slots and wait until the node has them."""
+        return self.peer.write(refs, sources, slot_bytes=slot_bytes, lane=lane, timeout_s=timeout_s)
+
+    def commit(self, keys: Sequence[BlockKey]) -> list[Outcome]:
+        """Seal and pin; `LOST`: not prepared (any more) or not fully written."""
+        return self._call(Commit(list(keys)), Outcomes, Lane.BULK).outcomes
+
+    def abort(self, keys: Sequence[BlockKey]) -> None:
+        """Give prepared slots back."""
+        self._call(Abort(list(keys)), Done, Lane.BULK)
+
+    def drop(self, keys: Sequence[BlockKey]) -> None:
+        """Unpin blocks; what no other client pins is forgotten."""
+        self._call(Drop(list(keys)), Done, Lane.BULK)
+
+    # --- reading ---------------------------------------------------------------------------------------------
+
+    def resolve(self, keys: Sequence[BlockKey], ttl_s: float) -> Resolved:
+        """Return where blocks are, under a lease of `ttl_s` seconds."""
+        return self._call(Resolve(list(keys), ttl_s), Resolved, Lane.REALTIME)
+
+    def renew(self, leases: Sequence[int], ttl_s: float) -> list[Outcome]:
+        """Let leases run until `ttl_s` from now; 0 ends them. `LOST`: it had run out."""
+        return self._call(Renew(list(leases), ttl_s), Outcomes, Lane.REALTIME).outcomes
+
+    def read(
+        self,
+        refs: Sequence[SlotRef],
+        destinations: Sequence[memoryview],
+        slot_bytes: int,
+        *,
+        lane: Lane = Lane.PREFETCH,
+        timeout_s: float = 10.0,
+        on_item: Callable[[int, Outcome], None] | None = None,
+    ) -> Ticket:
+        """Start reading slots; see `transport.Peer.read` for who owns the destinations until when."""
+        return self.peer.read(
+            refs, destinations, slot_bytes=slot_bytes, lane=lane, timeout_s=timeout_s, on_item=on_item
+        )
+
+    def cancel(self, ticket: Ticket) -> None:
+        """Stop a read. Its destinations are free once it has drained."""
+        self.peer.cancel(ticket)
+
+    def view(self, ref: SlotRef, slot_bytes: int) -> tuple[NDArray[np.uint8], int]:
+        """Return the node's arena in this process's memory (1-D uint8, read-only) and where in it the slot starts.
+
+        Only over `mapped:`. Use the bytes under the lease that `ref` came with, then ask `current`. Raises
+        `BlockLostError` if `ref` is stale, `UsageError` if this node's memory is not mapped here.
+        """
+        found = self._mapped().view(ref, slot_bytes)
+        if found is None:
+            raise BlockLostError(f"slot {ref.slot} of node {self.name} holds another block by now", node=self.name)
+        return found
+
+    def current(self, ref: SlotRef, slot_bytes: int) -> bool:
+        """Whether the slot, as mapped, still holds what `ref` names."""
+        return self._mapped().current(ref, slot_bytes)
+
+    def _mapped(self) -> MappedPeer:
+        from dualpath.transport.mapped import MappedPeer
+
+        if not isinstance(self.peer, MappedPeer):
+            raise UsageError(f"the memory of {self.address} is not mapped here", hint="connect to mapped:/path.sock")
+        return self.peer
+
+    # --- attention near the data -----------------------------------------------------------------------------
+
+    def extend_view(self, view: int, group: int, geometry: Geometry, blocks: Sequence[ViewBlock]) -> list[Outcome]:
+        """Append blocks to a view, creating it if it is new. `LOST`: not at this node; the view has a hole there."""
+        return self._call(ExtendView(view, group, geometry, list(blocks)), Outcomes, Lane.REALTIME).outcomes
+
+    def drop_view(self, view: int) -> None:
+        """Forget a view and let go of its blocks."""
+        self._call(DropView(view), Done, Lane.REALTIME)
+
+    def start_attend(self, request: Attend, queries: Buffer, *, timeout_s: float | None = None) -> PendingAttend:
+        """Send q (float32 `[rows, query_heads, head_dim]`, C-contiguous) and return at once.
+
+        What goes wrong is raised by `result`; `UnknownViewError` there means that the connection was lost since the
+        views were made: extend them anew.
+        """
+        deadline = self.timeout_s if timeout_s is None else timeout_s
+        payload = [memoryview(queries).cast("B")]
+        return PendingAttend(
+            self.name, request, self.peer.start(request, payload, lane=Lane.REALTIME, timeout_s=deadline)
+        )
+
+    # --- the node itself -------------------------------------------------------------------------------------
+
+    def ping(self, timeout_s: float | None = None) -> None:
+        """Return if the node answers, else raise a `PeerError`."""
+        self._call(Ping(), Done, Lane.REALTIME, timeout_s)
+
+    def stats(self) -> dict[str, float]:
+        """Return the node's counters and gauges."""
+        return self._call(Stats(), StatsReply, Lane.REALTIME).values
+
+    def close(self) -> None:
+        """Close all connections. Idempotent."""
+        self.peer.close()
+
+    def _call(self, message: Message, wanted: type[M], lane: Lane, timeout_s: float | None = None) -> M:
+        deadline = self.timeout_s if timeout_s is None else timeout_s
+        reply, _ = self.peer.call(message, lane=lane, timeout_s=deadline)
+        return _expect(wanted, reply, self.name)
+
+
+def _expect(wanted: type[M], reply: Message, node: str) -> M:
+    if not isinstance(reply, wanted):
+        raise ProtocolError(f"node {node} answered {type(reply).__name__}, not {wanted.__name__}", node=node)
+    return reply
+
+
+def _partials(request: Attend, reply: Partials, payload: memoryview, node: str) -> NodePartials:
+    import numpy as np
+
+    rows = sum(query.rows for query in request.queries)
+    scalars = rows * request.query_heads
+    extra = 3 if request.debug else 1
+    values = payload.nbytes // 4 - extra * scalars
+    if (
+        payload.nbytes % 4
+        or not scalars
+        or values < 0
+        or values % scalars
+        or len(reply.outcomes) != len(request.queries)
+    ):
+        raise ProtocolError(f"node {node} answered {payload.nbytes} bytes for {rows} rows", node=node)
+    numbers = np.frombuffer(payload, np.float32)
+    out = numbers[:values].reshape(rows, request.query_heads, values // scalars)
+    rest = numbers[values:].reshape(extra, rows, request.query_heads)
+    return NodePartials(reply.outcomes, out, *rest)
