@@ -1,4 +1,4 @@
-"""Partial attention over blocks, and merging it: the contract is in `base`, the theory in docs/concepts/online-softmax.md.
+"""Partial attention over blocks, and merging it: contract in `base`, theory in docs/concepts/online-softmax.md.
 
 state = State.empty(rows, query_heads, value_dim)
 attend(state, q, row_position, blocks, geometry, scale=…)   # as often as there are blocks to come, in token order
@@ -6,8 +6,8 @@ fold(state, partial)                                        # or partials from e
 out, lse = finish(state, sinks)
 """
 
-from dualpath.attention.dispatch import attend, explain_blocks, get_threads, set_threads
 from dualpath.attention.base import BlockTable, Geometry, Partial, State
+from dualpath.attention.dispatch import attend, explain_blocks, get_threads, set_threads
 from dualpath.attention.kernels import kernel_name
 from dualpath.attention.partials import finish, fold, merge
 

@@ -47,7 +47,8 @@ def attend(
 ) -> None:
     """Fold all blocks of the table into `state`, in place, each sequence's in token order.
 
-    q             float32 `[rows, query_heads, head_dim]`, C-contiguous; query head h uses kv head h // (query_heads // kv_heads)
+    q             float32 `[rows, query_heads, head_dim]`, C-contiguous; query head h uses kv head
+                  h // (query_heads // kv_heads)
     row_position  int64 `[rows]`: a key at position p is visible to a row at position r iff p <= r and
                   (window == 0 or p > r - window)
     scale         score = q·k · scale; with a softcap c > 0: c · tanh(score / c)
@@ -109,9 +110,10 @@ def explain_blocks(
     softcap: float = 0.0,
     window: int = 0,
 ) -> list[tuple[Float32, Float32]]:
-    """Return per block of the table its max and exp-sum apart, float32 `[rows, query_heads]`: `-inf` and 0 where unseen.
+    """Return per block of the table its max and exp-sum apart, float32 `[rows, query_heads]`.
 
-    For debugging: folding them in order gives the max and exp-sum of `attend`.
+    Where a row sees nothing of a block they are `-inf` and 0. For debugging: folding them in order gives
+    the max and exp-sum of `attend`.
     """
     import numpy as np
 

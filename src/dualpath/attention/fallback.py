@@ -61,7 +61,7 @@ def _fold_block(
     import numpy as np
 
     kv_heads, wide, _ = q.shape
-    count, tokens = seen.shape
+    count = len(seen)
     group = wide // count
     scores = q @ keys.transpose(0, 2, 1)
     if softcap:

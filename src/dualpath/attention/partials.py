@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 
 
 def finish(state: State, sinks: Float32 | None = None) -> tuple[Float32, Float32]:
-    """Return `(out, lse)`, float32 `[rows, query_heads, value_dim]` and `[rows, query_heads]`; rows without keys are `(0, -inf)`.
+    """Return `(out, lse)`, float32 `[rows, query_heads, value_dim]` and `[rows, query_heads]`.
 
-    `sinks` (float32 `[query_heads]`) are logits without a value, seen by every row: one more partial `(0, sink)`.
-    Give them once per row over all partials of it, not once per partial. `state` is left as it is.
+    Rows without keys are `(0, -inf)`. `sinks` (float32 `[query_heads]`) are logits without a value, seen by every row:
+    one more partial `(0, sink)`. Give them once per row over all partials of it, not once per
+    partial. `state` is left as it is.
     """
     import numpy as np
 
@@ -36,9 +37,8 @@ def finish(state: State, sinks: Float32 | None = None) -> tuple[Float32, Float32
         high = top
     some = total > 0
     divisor = np.where(some, total, np.float32(1))
-    out = acc / divisor[..., None]
-    lse = np.where(some, high + np.log(divisor), np.float32(-np.inf))
-    return out, lse
+    lse: Float32 = np.where(some, high + np.log(divisor), np.float32(-np.inf)).astype(np.float32, copy=False)
+    return (acc / divisor[..., None]).astype(np.float32, copy=False), lse
 
 
 def fold(state: State, partial: Partial) -> None:
@@ -48,14 +48,15 @@ def fold(state: State, partial: Partial) -> None:
     """
     import numpy as np
 
-    out, lse = partial
+    out: Float32 = partial[0]
+    lse: Float32 = partial[1]
     if lse.shape != state.max.shape or out.shape != state.acc.shape:
         raise UsageError(
             f"partial has shapes {out.shape} and {lse.shape}, the state {state.acc.shape} and {state.max.shape}"
         )
-    seen = ~np.isneginf(lse)
+    seen: NDArray[np.bool_] = np.asarray(~np.isneginf(lse))
     acc = np.where(seen[..., None], out, np.float32(0)).astype(np.float32, copy=False)
-    fold_triple(state, slice(None), lse.astype(np.float32, copy=False), seen.astype(np.float32), acc)
+    fold_triple(state, slice(None), lse, seen.astype(np.float32), acc)
 
 
 def merge(partials: Iterable[Partial]) -> tuple[Float32, Float32]:

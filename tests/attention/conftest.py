@@ -1,12 +1,13 @@
-"""Builds attention calls: random blocks scattered over buffers, for the tests of this folder."""
+"""Builds attention calls for the tests of this folder: random blocks scattered over buffers, junk around them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
 import numpy as np
+import pytest
 
-from dualpath.attention import BlockTable, Geometry, State
+from dualpath.attention import BlockTable, Geometry, State, kernels, reference
 from dualpath.attention.dispatch import attend_with
 from dualpath.attention.partials import finish
 from dualpath.attention.storage import encode, layer_block_bytes
@@ -36,23 +37,28 @@ class Case:
     def empty(self) -> State:
         return State.empty(self.q.shape[0], self.q.shape[1], self.geometry.value_dim)
 
+    def exact(self) -> reference.Exact:
+        return reference.attend(
+            self.q, self.row_position, self.table, self.geometry,
+            scale=self.scale, softcap=self.softcap, window=self.window,
+        )  # fmt: skip
+
+    def error(self, kernel: str, **options) -> float:
+        """Largest difference from float64, over out and lse. -inf must be where it belongs."""
+        (out, lse), exact = self.out(kernel, **options), self.exact()
+        assert (np.isneginf(lse) == np.isneginf(exact.lse)).all()
+        seen = ~np.isneginf(lse)
+        gaps = [np.abs(out - exact.out).ravel(), np.abs(lse[seen] - exact.lse[seen])]
+        return float(np.concatenate(gaps).max(initial=0))
+
     def with_blocks(self, begin: int, end: int) -> Case:
-        """The same rows against blocks [begin, end) of each sequence's list, counted over the whole table."""
-        t = self.table
-        start = np.clip(t.block_start, begin, end) - begin
-        cut = slice(begin, end)
-        return replace(
-            self,
-            table=BlockTable(
-                t.buffers,
-                t.buffer[cut],
-                t.offset[cut],
-                t.tokens[cut],
-                t.position[cut],
-                t.row_start,
-                start.astype(np.int32),
-            ),
-        )
+        """The same rows against blocks [begin, end) of the table only."""
+        t, cut = self.table, slice(begin, end)
+        starts = (np.clip(t.block_start, begin, end) - begin).astype(np.int32)
+        table = BlockTable(
+            t.buffers, t.buffer[cut], t.offset[cut], t.tokens[cut], t.position[cut], t.row_start, starts
+        )  # fmt: skip
+        return replace(self, table=table)
 
 
 def make(
@@ -85,7 +91,7 @@ def make(
             tokens.append(count)
             position.append(at)
             at += count
-        row_position += [max(length - future - rows + 1 + i - 1, 0) for i in range(rows)]
+        row_position += [max(length - future - rows + i, 0) for i in range(rows)]
         row_start.append(row_start[-1] + rows)
         block_start.append(len(tokens))
     n = len(tokens)
@@ -104,3 +110,13 @@ def make(
         np.array(row_start, np.int32), np.array(block_start, np.int32),
     )  # fmt: skip
     return Case(q, np.array(row_position, np.int64), table, geometry, **options)
+
+
+@pytest.fixture(scope="session")
+def make_case():
+    return make
+
+
+@pytest.fixture(scope="session", params=kernels.available())
+def kernel(request) -> str:
+    return request.param

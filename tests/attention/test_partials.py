@@ -1,0 +1,105 @@
+"""Merging partials: order, grouping, emptiness, and what a wrong merge would do."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dualpath.attention import State, finish, fold, merge
+from dualpath.attention.kernels import available
+from dualpath.errors import UsageError
+
+
+def cut(case, cuts: list[int]) -> list[tuple[np.ndarray, np.ndarray]]:
+    edges = [0, *sorted(cuts), len(case.table.tokens)]
+    return [case.with_blocks(a, b).out(available()[0]) for a, b in pairwise(edges)]
+
+
+@given(data=st.data())
+def test_any_cuts_merge_to_the_whole(make_case, data):
+    case = make_case(data.draw(st.integers(0, 5)), sequences=((2, 150),), loud=data.draw(st.sampled_from([1.0, 30.0])))
+    cuts = data.draw(st.lists(st.integers(0, len(case.table.tokens)), max_size=5))
+    out, lse = merge(cut(case, cuts))
+    exact = case.exact()
+    tolerance = 1e-5 + np.abs(exact.max).max() * 2.0**-22  # lse itself is rounded to float32
+    np.testing.assert_allclose(out, exact.out, atol=tolerance)
+    np.testing.assert_allclose(lse, exact.lse, atol=tolerance)
+
+
+@given(order=st.permutations(range(4)))
+def test_order_moves_only_the_last_bits(make_case, order):
+    case = make_case(1, sequences=((1, 200),))
+    n = len(case.table.tokens)
+    partials = cut(case, [n // 4, n // 2, 3 * n // 4])
+    out, lse = merge([partials[i] for i in order])
+    straight, straight_lse = merge(partials)
+    np.testing.assert_allclose(out, straight, atol=1e-6)
+    np.testing.assert_allclose(lse, straight_lse, atol=1e-6)
+
+
+def test_the_order_given_is_deterministic(make_case):
+    case = make_case(2, sequences=((3, 200),))
+    partials = cut(case, [2, 5])
+    assert all(merge(partials)[0].tobytes() == merge(partials)[0].tobytes() for _ in range(3))
+
+
+def test_empty_partials_change_nothing(make_case):
+    case = make_case(3, sequences=((2, 60),))
+    part = case.out(available()[0])
+    empty = (np.full_like(part[0], np.nan), np.full_like(part[1], -np.inf))
+    state = State.empty(*part[0].shape)
+    for partial in (empty, part, empty):
+        fold(state, partial)
+    assert state.max.tobytes() == part[1].tobytes()
+    assert state.acc.tobytes() == part[0].tobytes()
+
+
+def test_all_empty_is_empty():
+    out, lse = merge([finish(State.empty(2, 3, 8))] * 3)
+    assert not out.any()
+    assert np.isneginf(lse).all()
+
+
+def test_a_state_goes_on_after_a_fold(make_case):
+    """local blocks, then a partial from a node, then local blocks: as one state."""
+    case = make_case(4, sequences=((1, 200),))
+    kernel, n = available()[0], len(case.table.tokens)
+    state = case.with_blocks(0, 3).run(kernel)
+    fold(state, case.with_blocks(3, 7).out(kernel))
+    case.with_blocks(7, n).run(kernel, state=state)
+    np.testing.assert_allclose(finish(state)[0], case.exact().out, atol=1e-5)
+
+
+def test_what_does_not_fit_is_refused():
+    with pytest.raises(UsageError, match="nothing to merge"):
+        merge([])
+    with pytest.raises(UsageError, match="partial has shapes"):
+        fold(State.empty(1, 2, 8), (np.zeros((1, 2, 4), np.float32), np.zeros((1, 2), np.float32)))
+    with pytest.raises(UsageError, match="sinks have shape"):
+        finish(State.empty(1, 2, 8), np.zeros(3, np.float32))
+
+
+def unscaled(partials) -> np.ndarray:
+    """The classic mistake: averaging outputs as if every partial had the same exp-sum."""
+    return np.mean([out for out, _ in partials], axis=0)
+
+
+def test_a_merge_without_rescaling_is_noticed(make_case):
+    """With one partial of 16 tokens and another of the rest, it is wrong by more than any tolerance from the first
+    token of the second partial on, and by over a tenth of the output's size at every length."""
+    found = {}
+    for length in (17, 24, 32, 64, 128, 256, 1024):
+        case = make_case(5, sequences=((1, length),), block_tokens=16, group=4)
+        first = int(np.searchsorted(case.table.position, 16))
+        partials = [
+            case.with_blocks(a, b).out(available()[0]) for a, b in ((0, first), (first, len(case.table.tokens)))
+        ]
+        exact = case.exact().out
+        assert np.abs(merge(partials)[0] - exact).max() < 1e-5
+        found[length] = float(np.abs(unscaled(partials) - exact).max() / np.abs(exact).max())
+    assert min(found) == 17
+    assert all(error > 0.1 for error in found.values()), found
