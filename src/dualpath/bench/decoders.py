@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from dualpath.errors import UsageError
 
 if TYPE_CHECKING:
+    from dualpath.bench.rows import Logits
     from dualpath.engine.load import LoadedModel
     from dualpath.kv import KVLayout
     from dualpath.path import PathConfig
@@ -30,13 +31,13 @@ class Counters:
 class Decoder(Protocol):
     """One sequence under one scheme. `prefill` or `fill` comes first, once."""
 
-    def prefill(self, ids: Sequence[int], on_progress: OnProgress) -> Any:
+    def prefill(self, ids: Sequence[int], on_progress: OnProgress) -> Logits:
         """Run the prompt; return the last token's logits, float32 `[vocab]`."""
 
     def fill(self, tokens: int, seed: int) -> None:
         """Take `tokens` tokens of seeded random KV instead of a prompt."""
 
-    def decode(self, token: int) -> Any:
+    def decode(self, token: int) -> Logits:
         """Append `token`; return the logits of what follows it, float32 `[vocab]`."""
 
     def counters(self) -> Counters:
@@ -57,17 +58,17 @@ class PlainDecoder:
 
         self._model = PlainModel(loaded)
 
-    def prefill(self, ids: Sequence[int], on_progress: OnProgress) -> Any:
+    def prefill(self, ids: Sequence[int], on_progress: OnProgress) -> Logits:
         """Run the prompt in one forward pass."""
-        return self._model.prefill(ids, on_progress=on_progress)
+        return _array(self._model.prefill(ids, on_progress=on_progress))
 
     def fill(self, tokens: int, seed: int) -> None:
         """Refuse: the stock cache is not ours to fill."""
         raise UsageError("scheme hf cannot start from random KV", hint="compare with scheme local instead")
 
-    def decode(self, token: int) -> Any:
+    def decode(self, token: int) -> Logits:
         """Run one token."""
-        return self._model.decode(token)
+        return _array(self._model.decode(token))
 
     def counters(self) -> Counters:
         """Return the cache's size; the rest is zero."""
@@ -98,21 +99,21 @@ class PathDecoder:
             self._open = True
             self._stack = stack.pop_all()
 
-    def prefill(self, ids: Sequence[int], on_progress: OnProgress) -> Any:
+    def prefill(self, ids: Sequence[int], on_progress: OnProgress) -> Logits:
         """Run the prompt in chunks."""
-        return self._engine.prefill(self._sequence, ids, on_progress=on_progress)
+        return _array(self._engine.prefill(self._sequence, ids, on_progress=on_progress))
 
     def fill(self, tokens: int, seed: int) -> None:
         """Fill pool and hot region with the same random KV for every scheme."""
         self._path.fill_random(self._sequence, tokens, seed)
 
-    def decode(self, token: int) -> Any:
+    def decode(self, token: int) -> Logits:
         """Run one token. Plain transformers may have had its turn on the same model."""
         from dualpath.engine.hf import NAME
 
         if self._model.config._attn_implementation != NAME:
             self._model.set_attn_implementation(NAME)
-        return self._engine.decode(self._sequence, token)
+        return _array(self._engine.decode(self._sequence, token))
 
     def counters(self) -> Counters:
         """Return what the path and the transport have counted."""
@@ -132,3 +133,9 @@ class PathDecoder:
     def close(self) -> None:
         """Close the path, then its connections."""
         self._stack.close()
+
+
+def _array(logits: Any) -> Logits:
+    """Return a tensor as an array over the same memory."""
+    found: Logits = logits.numpy()
+    return found

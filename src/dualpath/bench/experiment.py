@@ -27,6 +27,7 @@ from dualpath.bench.settings import HF, LOCAL, ExperimentConfig, check_memory, n
 from dualpath.cost import fetch_bytes_per_token, kv_bytes, reduce_bytes_per_token
 
 if TYPE_CHECKING:
+    from dualpath.bench.rows import Logits
     from dualpath.engine.load import LoadedModel
     from dualpath.kv import KVLayout
 
@@ -82,11 +83,11 @@ def run_experiment(config: ExperimentConfig, *, view: View) -> dict[str, Any]:
 
 def run_on_model(config: ExperimentConfig, loaded: LoadedModel, *, view: View) -> dict[str, Any]:
     """Run the experiment on a model that is loaded already."""
-    import torch
-
     from dualpath.engine.load import kv_layout
 
     if config.threads:
+        import torch
+
         torch.set_num_threads(config.threads)
     if config.random:  # only bytes are measured: positions beyond the model's limit are fine
         loaded = dataclasses.replace(loaded, max_context=sys.maxsize)
@@ -94,13 +95,23 @@ def run_on_model(config: ExperimentConfig, loaded: LoadedModel, *, view: View) -
     prompt = _prompt(config, loaded)
     check_memory(config, layout, machine.available_bytes())
     with open_nodes(config, node_capacity(config, layout)) as nodes:
-        reference = Reference(config.reference)
-        make = _decoder_maker(config, loaded, layout, nodes)
-        measured = {}
-        order = config.order()
-        for group in [order] if config.interleave else [(scheme,) for scheme in order]:
-            measured.update(_run_group(config, group, prompt, reference, make, view))
+        measured = measure(config, prompt, _decoder_maker(config, loaded, layout, nodes), view=view)
     return _result(config, loaded, layout, prompt, measured)
+
+
+def measure(
+    config: ExperimentConfig, prompt: Prompt, make: Callable[[str], Decoder], *, view: View
+) -> dict[str, tuple[Measured, Comparison | None]]:
+    """Run every scheme of `config.order()` with a decoder from `make`, which is closed in any case.
+
+    `prompt.ids` are the prompt's tokens, or with random KV the tokens to feed (`WARM_UP_STEPS` first).
+    """
+    reference = Reference(config.reference)
+    measured: dict[str, tuple[Measured, Comparison | None]] = {}
+    order = config.order()
+    for group in [order] if config.interleave else [(scheme,) for scheme in order]:
+        measured.update(_run_group(config, group, prompt, reference, make, view))
+    return measured
 
 
 def _prompt(config: ExperimentConfig, loaded: LoadedModel) -> Prompt:
@@ -215,13 +226,12 @@ def _decode(run: Run, steps: int, config: ExperimentConfig, prompt: Prompt, refe
     measured.wall_s += time.perf_counter() - wall_s
 
 
-def _record(run: Run, reference: Reference, token: int, logits: Any) -> None:
+def _record(run: Run, reference: Reference, token: int, logits: Logits) -> None:
     """Take the outcome of a step: compare it, or make it what others are compared with."""
-    numbers = logits.numpy()
     if run.comparison is None:
-        reference.add(token, numbers.copy())
+        reference.add(token, logits.copy())
     else:
-        run.comparison.add(token, numbers)
+        run.comparison.add(token, logits)
     run.measured.tokens.append(token)
     run.next_token = token
     run.step += 1

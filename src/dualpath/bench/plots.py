@@ -33,7 +33,7 @@ def ticks(highest: float, count: int = 5) -> list[float]:
     return [step * index for index in range(math.ceil(highest / step - 1e-9) + 1)]
 
 
-def lines(series: Sequence[Series], *, x_label: str, y_label: str) -> tuple[str, bool]:
+def lines(series: Sequence[Series], *, x_label: str) -> tuple[str, bool]:
     """Return the plot, and whether values were cut off: the axis ends a little above the 99th percentile."""
     left, right, top, bottom, height = 52, 12, 10, 34, 320
     everything = sorted(value for one in series for value in one.values if math.isfinite(value))
@@ -53,7 +53,6 @@ def lines(series: Sequence[Series], *, x_label: str, y_label: str) -> tuple[str,
         if mark <= last and mark == int(mark):
             parts.append(f'<text x="{x(mark):.1f}" y="{height - 16}" text-anchor="middle">{mark:.0f}</text>')
     parts.append(f'<text x="{_WIDTH - right}" y="{height - 2}" text-anchor="end">{escape(x_label)}</text>')
-    parts.append(f'<text x="{left - 8}" y="{height - 2}" text-anchor="end">{escape(y_label)}</text>')
     for one in series:
         points = " ".join(f"{x(index):.1f},{y(value):.1f}" for index, value in _thin(one.values))
         parts.append(
@@ -95,7 +94,7 @@ def bars(rows: Sequence[tuple[str, str, Sequence[tuple[str, float]]]], *, form: 
         parts.append(f'<text class="name" x="{left - 10}" y="{middle + 4:.1f}" text-anchor="end">{escape(name)}</text>')
         for index, (label, value) in enumerate(entries):
             shown = value if math.isfinite(value) else 0.0
-            width = max(1.0, (_WIDTH - left - right) * shown / highest)
+            width = max(1.0, (_WIDTH - left - right) * shown / highest) if shown > 0 else 0.0
             text = form(value) if math.isfinite(value) else "—"
             parts.append(
                 f'<rect x="{left}" y="{y:.1f}" width="{width:.1f}" height="{thick - 2}" rx="2" '

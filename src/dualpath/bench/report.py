@@ -10,6 +10,7 @@ from html import escape
 from typing import Any
 
 from dualpath.bench.plots import Series, bars, lines
+from dualpath.bench.settings import SCHEMES
 from dualpath.units import format_bytes
 
 COLUMNS: tuple[tuple[str, str, str], ...] = (
@@ -36,6 +37,7 @@ COLUMNS: tuple[tuple[str, str, str], ...] = (
 )
 """Field of a row, its heading, and what it means: for the table, the page and the guide alike."""
 
+_WORDS = {("threads", 0): "all cores", ("interleave", 0): "one after another"}
 _BYTES = ("wire_bytes_per_token", "wasted_bytes", "peak_local_kv_bytes")
 
 _STYLE = """
@@ -74,7 +76,7 @@ pre { white-space: pre-wrap; padding: .75rem; margin: .5rem 0; font-size: .85rem
 def render(result: dict[str, Any]) -> str:
     """Return the page for a result of `run_experiment`."""
     rows = result["schemes"]
-    colours = {row["scheme"]: f"var(--s{index % 7})" for index, row in enumerate(rows)}
+    colours = {row["scheme"]: _colour(row["scheme"]) for row in rows}
     prompt, model = result["prompt"], result["model"]
     title = f"dualpath run: {model['name']}, {prompt['tokens']:,} tokens"
     parts = [
@@ -158,6 +160,11 @@ def _table(rows: list[dict[str, Any]], colours: dict[str, str]) -> str:
     )
 
 
+def _colour(scheme: str) -> str:
+    """Return the colour of a scheme, the same on every page."""
+    return f"var(--s{SCHEMES.index(scheme) if scheme in SCHEMES else 0})"
+
+
 def _key(colour: str) -> str:
     return f'<span class=key style="background:{colour}"></span>'
 
@@ -169,9 +176,10 @@ def _legend(rows: list[dict[str, Any]], colours: dict[str, str]) -> str:
 
 def _tpot_lines(rows: list[dict[str, Any]], colours: dict[str, str]) -> str:
     series = [Series(row["scheme"], colours[row["scheme"]], tuple(row["tpot_ms"])) for row in rows]
-    plot, cut = lines(series, x_label="token", y_label="ms")
+    plot, cut = lines(series, x_label="token")
     note = " Values above the plot are cut off at its edge." if cut else ""
-    return f"<figure>{_legend(rows, colours)}{plot}<figcaption>Lower is better.{note}</figcaption></figure>"
+    caption = f"Milliseconds for each token; lower is better.{note}"
+    return f"<figure>{_legend(rows, colours)}{plot}<figcaption>{caption}</figcaption></figure>"
 
 
 def _tpot_bars(rows: list[dict[str, Any]], colours: dict[str, str]) -> str:
@@ -208,7 +216,8 @@ def _list(title: str, values: dict[str, Any]) -> str:
     for key, value in values.items():
         is_bytes = key.endswith("_bytes") and isinstance(value, int)
         name = key.removesuffix("_bytes").replace("_", " ")
-        items.append(f"<dt>{escape(name)}</dt><dd>{escape(format_bytes(value) if is_bytes else str(value))}</dd>")
+        text = format_bytes(value) if is_bytes else _WORDS.get((key, value), str(value))
+        items.append(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>")
     return f"<h2>{escape(title)}</h2><dl>{''.join(items)}</dl>"
 
 
