@@ -270,16 +270,15 @@ class DualPath:
         growth.fills[0] = Fill(copy, fill.offset, fill.row, fill.count, fresh=True)
 
     def _give_slots(self, fresh: list[Fill], full: set[int]) -> None:
-        """Give new blocks hot slots, the newest first; full ones that do not fit become scratch."""
+        """Give new blocks hot slots: open tails first, then the newest; full ones that do not fit become scratch."""
         need = self.layout.block_bytes
-        for fill in reversed(fresh):
-            must = id(fill) not in full
+        for fill in sorted(reversed(fresh), key=lambda fill: id(fill) in full):
             if self.arena.room(Budget.HOT) < need:
                 self._evict(need)
-            if self.arena.room(Budget.HOT) < need and not must and self.writer is not None:
+            if id(fill) in full and self.writer is not None and self.arena.room(Budget.HOT) < need:
                 fill.scratch = True
-                continue
-            self._allocate(fill.block)
+            else:
+                self._allocate(fill.block)
 
     def _reserve_at_nodes(self, growths: list[Growth]) -> None:
         if self.writer is None:

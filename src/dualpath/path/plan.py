@@ -6,7 +6,7 @@ For each sequence the visible blocks are split at the last one that is not local
                              far ......  near ....
 
 *Far* entries are folded first, in runs, as a reader brings them; *near* ones in one call after them. So the fold is in
-token order for every scheme.
+token order for every scheme. A block that several sequences share is brought once and serves them all.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from dualpath.kv.layout import KVLayout
     from dualpath.path.arena import SlotClass
     from dualpath.path.sequences import Block, Part
+
+    Places = tuple[NDArray[np.int32], NDArray[np.int64]]
 
 
 def geometry_of(layout: KVLayout, group: LayerGroup) -> Geometry:
@@ -51,12 +53,18 @@ class Entry:
 
 @dataclass(slots=True)
 class Table:
-    """Entries of all sequences of a step, as arrays. `starts[s]:starts[s+1]` are those of sequence `s`."""
+    """Entries of all sequences of a step, as arrays. `starts[s]:starts[s+1]` are those of sequence `s`.
+
+    `distinct` are the blocks to bring, each once, in the order of their positions; forks share blocks. `uses[d]` are the
+    entries that block `d` serves; `None` where entries and distinct blocks are the same.
+    """
 
     entries: list[Entry]
     starts: NDArray[np.int32]
     tokens: NDArray[np.int32]
     position: NDArray[np.int64]
+    distinct: list[Entry]
+    uses: list[list[int]] | None
 
     @staticmethod
     def of(per_sequence: Sequence[list[Entry]]) -> Table:
@@ -64,11 +72,20 @@ class Table:
         entries = [entry for each in per_sequence for entry in each]
         starts = np.zeros(len(per_sequence) + 1, np.int32)
         np.cumsum([len(each) for each in per_sequence], out=starts[1:])
+        distinct, uses = entries, None
+        if len(per_sequence) > 1:
+            by_block: dict[int, list[int]] = {}
+            for index, entry in enumerate(entries):
+                by_block.setdefault(entry.block.serial, []).append(index)
+            uses = sorted(by_block.values(), key=lambda use: entries[use[0]].block.position)
+            distinct = [entries[use[0]] for use in uses]
         return Table(
             entries,
             starts,
             np.array([entry.tokens for entry in entries], np.int32),
             np.array([entry.block.position for entry in entries], np.int64),
+            distinct,
+            uses,
         )
 
     def run(
@@ -76,20 +93,31 @@ class Table:
         lo: int,
         hi: int,
         buffers: Sequence[NDArray[np.uint8]],
-        places: tuple[NDArray[np.int32], NDArray[np.int64]],
+        places: Places,
         row_start: NDArray[np.int32],
     ) -> BlockTable:
-        """Return entries `[lo, hi)` as the page table of a kernel call; `places` are their buffers and offsets."""
+        """Return distinct blocks `[lo, hi)` as the page table of a kernel call; `places` are their buffers and offsets.
+
+        Each sequence's blocks come in token order.
+        """
         buffer, offset = places
-        return BlockTable(
-            buffers=buffers,
-            buffer=buffer,
-            offset=offset,
-            tokens=self.tokens[lo:hi],
-            position=self.position[lo:hi],
-            row_start=row_start,
-            block_start=np.clip(self.starts, lo, hi) - np.int32(lo),
-        )
+        if self.uses is None:
+            tokens, position = self.tokens[lo:hi], self.position[lo:hi]
+            starts = np.clip(self.starts, lo, hi) - np.int32(lo)
+        else:
+            pairs = sorted((use, d) for d in range(hi - lo) for use in self.uses[lo + d])
+            chosen = np.array([use for use, _ in pairs], np.int64)
+            place = np.array([d for _, d in pairs], np.int64)
+            tokens, position = self.tokens[chosen], self.position[chosen]
+            buffer, offset = buffer[place], offset[place]
+            starts = np.searchsorted(chosen, self.starts).astype(np.int32)
+        return BlockTable(buffers, buffer, offset, tokens, position, row_start, starts)
+
+    def whole(
+        self, buffers: Sequence[NDArray[np.uint8]], places: Places, row_start: NDArray[np.int32]
+    ) -> BlockTable:
+        """Return all entries as the page table of a kernel call; `places` has one place for each."""
+        return BlockTable(buffers, *places, self.tokens, self.position, row_start, self.starts)
 
 
 @dataclass(slots=True)

@@ -67,7 +67,7 @@ class PrefetchReader:
         """Match what is held against the step's schedule, make room for `reserve`, and start fetching."""
         self._reserve = reserve
         signature = tuple(
-            tuple(entry.block.serial * (entry.part.local is None) for entry in plan.far.entries) for plan in plans
+            tuple(entry.block.serial * (entry.part.local is None) for entry in plan.far.distinct) for plan in plans
         )
         if signature != self._signature:
             self._signature = signature
@@ -81,7 +81,7 @@ class PrefetchReader:
         """Yield entries as they have arrived, in token order; what has been yielded is freed at the next step of the
         iteration."""
         items = self._by_layer.get((plan.index, layer), [])
-        entries = plan.far.entries
+        entries = plan.far.distinct
         lo = 0
         while lo < len(entries):
             self._await(items[lo])
@@ -119,7 +119,7 @@ class PrefetchReader:
         for layer in sorted(where):
             plan, index = where[layer]
             row: list[Item[_Flight] | None] = []
-            for entry in plan.far.entries:
+            for entry in plan.far.distinct:
                 if entry.part.local is not None:
                     row.append(None)
                     continue

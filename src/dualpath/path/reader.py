@@ -29,15 +29,13 @@ if TYPE_CHECKING:
 
     from dualpath.path.arena import LocalArena, SlotClass
     from dualpath.path.metrics import PathMetrics
-    from dualpath.path.plan import Entry, GroupPlan
+    from dualpath.path.plan import Entry, GroupPlan, Places
     from dualpath.pool.client import Pool, PoolNode
-
-    Places = tuple[NDArray[np.int32], NDArray[np.int64]]
 
 
 @dataclass(slots=True)
 class Run:
-    """Entries `[lo, hi)` of a plan's far table can be read at `places` (buffer indices and byte offsets)."""
+    """Distinct blocks `[lo, hi)` of a plan's far table can be read at `places` (buffer indices and byte offsets)."""
 
     lo: int
     hi: int
@@ -105,7 +103,7 @@ class BaselineReader:
 
     def runs(self, plan: GroupPlan, layer: int) -> Iterator[Run]:
         """Read a batch, copy it twice, yield it, and so on. A third of the batch's memory is where the kernel reads."""
-        entries, slots = plan.far.entries, plan.slots
+        entries, slots = plan.far.distinct, plan.slots
         room = (self._arena.room(Budget.WINDOW) - self._reserve) // slots.slot_bytes
         batch = max(1, min(self.BATCH, room // 3))
         copies = 3 if room >= 3 else 1  # a window of one or two slots leaves no room for staging
@@ -169,7 +167,7 @@ class MappedReader:
 
     def runs(self, plan: GroupPlan, layer: int) -> Iterator[Run]:
         """Yield everything at once, then check that no slot was reused meanwhile."""
-        entries, size = plan.far.entries, plan.slots.slot_bytes
+        entries, size = plan.far.distinct, plan.slots.slot_bytes
         if not entries:
             return
         buffer = np.empty(len(entries), np.int32)

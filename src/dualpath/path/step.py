@@ -250,7 +250,7 @@ class Step:
                 if id(entry.block) in rows:
                     slots[row] = rows[id(entry.block)]
         places = plan.slots.locate(slots)
-        table = plan.near.run(0, len(slots), self._path.arena.buffers, places, self._row_start)
+        table = plan.near.whole(self._path.arena.buffers, places, self._row_start)
         self._fold(state, q, plan, table, scale, softcap)
 
     def _reduce(

@@ -48,22 +48,26 @@ class Writer:
         self._kept: Counter[tuple[int, BlockId]] = Counter()
 
     def prepare(self, blocks: Sequence[tuple[BlockId, int, int]]) -> list[Sealing]:
-        """Reserve room for `(id, tokens, index in its sequence)` blocks. All or none. Raises `PoolFullError`."""
+        """Reserve room for `(id, tokens, index in its sequence)` blocks. All or none. Raises `PoolFullError`.
+
+        Returns one sealing per block; equal ids share one.
+        """
         done: list[Sealing] = []
         try:
-            for number, group in self._by_node(blocks).items():
+            for number, group in self._by_node(list(dict.fromkeys(blocks))).items():
                 done += self._prepare_at(number, group)
         except Exception:
             self.abort(done)
             raise
-        order = {id: i for i, (id, _, _) in enumerate(blocks)}
-        return sorted(done, key=lambda sealing: order[sealing.id])
+        by_id = {sealing.id: sealing for sealing in done}
+        return [by_id[id] for id, _, _ in blocks]
 
     def write(self, sealings: Sequence[Sealing], group: int, layer: int, sources: Sequence[memoryview]) -> None:
         """Write one layer of blocks: `sources[i]` is the layer block of `sealings[i]`. Raises `PeerError`."""
         by_node: dict[int, list[int]] = {}
+        first = {id(sealing): i for i, sealing in reversed(list(enumerate(sealings)))}
         for i, sealing in enumerate(sealings):
-            if group not in sealing.present:
+            if group not in sealing.present and first[id(sealing)] == i:
                 by_node.setdefault(sealing.node, []).append(i)
         size = self._layout.layer_block_bytes(self._layout.groups[group])
         for number, indices in by_node.items():
@@ -182,8 +186,6 @@ class Writer:
 
     def _keys(self, sealings: Iterable[Sealing]) -> dict[int, list[BlockKey]]:
         keys: dict[int, list[BlockKey]] = {}
-        for sealing in sealings:
-            keys.setdefault(sealing.node, []).extend(
-                BlockKey(sealing.id, group) for group in range(len(self._layout.groups))
-            )
+        for number, id in dict.fromkeys((sealing.node, sealing.id) for sealing in sealings):
+            keys.setdefault(number, []).extend(BlockKey(id, group) for group in range(len(self._layout.groups)))
         return keys
