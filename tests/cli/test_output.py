@@ -59,7 +59,7 @@ def test_a_table_goes_to_stdout_with_every_column_whole(capsys: pytest.CaptureFi
     assert "x" * 150 in captured.out
     assert "1.23 " in captured.out
     assert "23,457" in captured.out
-    assert "–" in captured.out
+    assert "hf " in captured.out
     assert "\x1b" not in captured.out
 
 

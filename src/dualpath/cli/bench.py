@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dualpath.cli.output import ByteSize, byte_size, emit, table
+from dualpath.cli.output import ByteSize, byte_size, emit, say, table
 from dualpath.cli.registry import CommandEntry
 from dualpath.errors import UsageError
 
@@ -70,9 +70,15 @@ def transport_command(
     sizes = [int(one) for one in size or (ByteSize(256 << 10), ByteSize(1 << 20), ByteSize(4 << 20))]
     emit(
         as_json,
-        run_transport_bench(sizes=sizes, in_flight=in_flight, repeat=repeat),
-        lambda found: _print_rows("Transport", found),
+        run_transport_bench(sizes=sizes, in_flight=in_flight, repeat=repeat, progress=say),
+        _print_transport,
     )
+
+
+def _print_transport(found: dict[str, Any]) -> None:
+    _print_rows("Layer blocks out of a node", found)
+    for transport, times in found.get("call_us", {}).items():
+        typer.echo(f"  {transport}: an empty call takes " + ", ".join(f"{t:.0f} us ({p})" for p, t in times.items()))
 
 
 def _words(text: str, option: str) -> list[str]:

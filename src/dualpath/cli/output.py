@@ -238,4 +238,4 @@ def _cell(value: object) -> str:
     """Return `value` for a table: three digits of a float, all digits of an integer part, a dash for nothing."""
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-    return "–" if value is None else str(value)
+    return "-" if value is None else str(value)
