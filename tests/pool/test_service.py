@@ -91,6 +91,18 @@ def test_prepare_of_a_sealed_block_says_so_and_pins_it(wire: Wire, service: Pool
     assert other.call(Resolve([key(1)], 0.0))[0].tokens == [0]
 
 
+def test_a_wanted_block_is_not_evicted_for_its_neighbours(service: PoolService, clock: FakeClock) -> None:
+    gone, reader = Wire(service), Wire(service)
+    gone.put(key(1), fill(1))
+    gone.close()
+    clock.now += 60.0
+    with pytest.raises(PoolFullError):
+        reader.call(Prepare([item(1), item(2, slots=63)]))
+    assert reader.call(Prepare([item(1), item(2, slots=62)]))[0].refs[0] == []
+    with pytest.raises(PoolFullError):
+        reader.call(Prepare([item(3)]))
+
+
 def test_two_writers_of_one_block(wire: Wire, service: PoolService) -> None:
     other = Wire(service)
     mine, theirs = wire.call(Prepare([item(1)]))[0].refs[0], other.call(Prepare([item(1)]))[0].refs[0]
