@@ -43,7 +43,7 @@ class Owner:
     name: bytes
     connections: int = 0
     pins_end: float = 0.0
-    pinned: set[Block] = field(default_factory=set)
+    pinned: dict[Block, None] = field(default_factory=dict)  # in the order of pinning, so that eviction is too
 
 
 @dataclass(eq=False)

@@ -287,13 +287,13 @@ class BlockStore:
 
     def _pin(self, block: Block, owner: Owner) -> None:
         block.pins.add(owner)
-        owner.pinned.add(block)
+        owner.pinned[block] = None
         block.doomed = False
         self._settle(block)
 
     def _unpin(self, block: Block, owner: Owner) -> None:
         block.pins.discard(owner)
-        owner.pinned.discard(block)
+        owner.pinned.pop(block, None)
 
     def _hold(self, block: Block | None) -> Block | None:
         if block is not None:
