@@ -49,7 +49,7 @@ class Client:
 
 
 class PoolService:
-    """A node without its sockets: a `transport.Service`. `threads` is what one `Attend` may use; 0 means all cores."""
+    """A node without its sockets: a `transport.Service`. `threads` is what one `Attend` may use; 0: all cores."""
 
     def __init__(
         self,
@@ -59,9 +59,7 @@ class PoolService:
         grace_s: float = GRACE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        import os
-
-        self.threads = threads or os.cpu_count() or 1
+        self.threads = threads
         self.meter = Meter()
         self._lock = threading.Lock()
         self._arenas: dict[tuple[str, int], Arena] = {}
