@@ -36,7 +36,9 @@ class Nodes:
 def open_nodes(config: ExperimentConfig, capacity_bytes: int) -> Iterator[Nodes]:
     """Start the nodes, or use those of `config.pool`. Nodes that were started are stopped on leaving."""
     if config.pool:
-        yield Nodes(config.pool, config.pool, config.key, config.deadline_s)
+        found = Nodes(config.pool, config.pool, config.key, config.deadline_s)
+        found.connector("check")().close()  # so that a node that is not there is said now, not after minutes
+        yield found
         return
     from dualpath.testing.pool import LocalNodes
 

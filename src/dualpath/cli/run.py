@@ -14,9 +14,6 @@ from dualpath.cli.output import ByteSize, ProgressBar, byte_size, emit, progress
 from dualpath.errors import UsageError
 from dualpath.units import format_bytes
 
-_NARROW = 118
-"""Columns of a terminal below which the table is printed with schemes side by side."""
-
 
 def run_command(
     model: Annotated[str, typer.Option(help="Built-in name, model folder, hub id, or shape:layers=2,...")] = "smollm2",
@@ -131,10 +128,12 @@ def print_result(result: dict[str, Any]) -> None:
     names = [name for _, name, _ in COLUMNS]
     rows = [[cell(field, row.get(field)) for field, _, _ in COLUMNS] for row in result["schemes"]]
     console.print(_heading(result), soft_wrap=True)
-    if console.width >= _NARROW:
-        console.print(_grid(names, rows))
-    else:
-        console.print(_grid([names[0], *(row[0] for row in rows)], _turned(names, rows)))
+    grid = _grid(names, rows)
+    if (
+        console.measure(grid, options=console.options.update(max_width=1000)).maximum > console.width
+    ):  # a narrow terminal: schemes side by side
+        grid = _grid([names[0], *(row[0] for row in rows)], _turned(names, rows))
+    console.print(grid)
     console.print(verdict(result), style="bold", soft_wrap=True)
     for _, name, meaning in COLUMNS:
         console.print(f"  {name:<15}{meaning}", style="dim", markup=False)
@@ -154,9 +153,9 @@ def _grid(names: list[str], rows: list[list[str]]) -> Any:
     from rich import box
     from rich.table import Table
 
-    grid = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    grid = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False)
     for index, name in enumerate(names):
-        grid.add_column(name, justify="right" if index else "left")
+        grid.add_column(name, justify="right" if index else "left", no_wrap=True)
     for row in rows:
         grid.add_row(*row)
     return grid
