@@ -2,7 +2,7 @@
 
     client     connect() → Pool → PoolNode: what `path` uses
     service    a node without sockets: store + arenas + near-data attention
-    server     a node as a process: service, data port, Unix socket, management port
+    server     a node as a process: service, data port, Unix socket, management port; local: some on this host
     store      which block is where, who needs it, what may go: pure
     arena      the memory; slab: which slots of it are free
     views      block tables kept at the node; near: attention over them
