@@ -161,10 +161,16 @@ class MappedPeer(StreamPeer):
             except PeerError as error:
                 self._lose([request], error)
                 continue
-            ticket, outcomes = request.ticket, request.ticket.outcomes
+            ticket, first, settled = request.ticket, request.first, request.ticket.outcomes
+            outcomes: list[Outcome] = []
             for index, ref in enumerate(request.refs):
-                if outcomes[request.first + index] is None:
-                    ticket.settle(request.first + index, mapping.copy(ref, request.destinations[index]))
+                if settled[first + index] is None:
+                    outcomes.append(mapping.copy(ref, request.destinations[index]))
+                else:
+                    outcomes.append(Outcome.CANCELLED)  # has an outcome already, which stays
+                if ticket.listened:
+                    ticket.settle(first + index, outcomes[-1])
+            ticket.settle_some(first, outcomes, None)
             request.let_go()
 
     @staticmethod

@@ -138,7 +138,7 @@ class StreamPeer:
         timeout_s: float = 10.0,
         on_item: Callable[[int, Outcome], None] | None = None,
     ) -> Ticket:
-        """Start reading slots straight into `destinations`. Items complete in requests of about 1 MiB."""
+        """Start reading slots straight into `destinations`. Items are reported about every MiB."""
         targets = check_transfer(refs, destinations, slot_bytes, writable=True)
         ticket = ReadTicket(len(refs), time.monotonic() + timeout_s, on_item)
         self._requests += 1

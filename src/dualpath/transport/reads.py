@@ -30,9 +30,10 @@ from dualpath.wire.failures import error_of
 from dualpath.wire.frames import Head
 from dualpath.wire.messages import Failure, Lane, Outcome, Outcomes, Read, SlotRef, Welcome
 
-REQUEST_BYTES = 1 << 20
+REQUEST_BYTES = 4 << 20
 REQUEST_ITEMS = 16
-WINDOW_BYTES = 4 << 20
+WINDOW_BYTES = 8 << 20
+PIECE_BYTES = 1 << 20  # how often `on_item` hears of a large reply
 RETRY_S = 0.5  # before a second connection is tried again while the first one works
 
 
@@ -53,8 +54,7 @@ class ReadRequest:
 
     def settle_all(self, outcome: Outcome, error: PeerError | None) -> None:
         """Give every item without an outcome this one."""
-        for index in range(self.first, self.first + len(self.refs)):
-            self.ticket.settle(index, outcome, error)
+        self.ticket.settle_some(self.first, [outcome] * len(self.refs), error)
 
     def let_go(self) -> None:
         """Nothing will be written to the destinations any more."""
@@ -82,6 +82,7 @@ class ReadLane:
         self.queue: deque[ReadRequest] = deque()
         self.dialer = dialer
         self.lane = lane
+        self.wanted = False
         self.closed = False
         self.opened = opened
         self._readers = [Reader(self, number) for number in range(connections)]
@@ -100,14 +101,14 @@ class ReadLane:
         if closed:
             self._lose(requests, UnreachableError(f"{self.dialer.address}: this peer is closed"))
             return
-        progress = True
-        while progress and self.queue:
-            progress = False
-            for reader in self._readers:  # one each in turn
-                progress = reader.pull() or progress
+        while self.queue and any(reader.pull() for reader in sorted(self._readers, key=Reader.load)):
+            pass
         with self.lock:
-            if self.queue:
-                self.work.notify(len(self.queue))
+            busy = all(len(reader.in_flight) > 1 for reader in self._readers if reader.connected)
+            if busy and not all(reader.connected for reader in self._readers):
+                self.wanted = True  # one more connection would help
+            if self.wanted or self.queue:
+                self.work.notify()
 
     def abort(self, ticket: ReadTicket, outcome: Outcome, error: PeerError | None) -> None:
         """End an operation early. Its items get `outcome`; it drains as soon as its connections have been shut down."""
@@ -177,8 +178,8 @@ class Reader:
         self._node = str(lane.dialer.address)
         self._stream: Stream | None = None
         self._sending = threading.Lock()
-        self._in_flight: dict[int, ReadRequest] = {}
-        self._bytes = 0
+        self.in_flight: dict[int, ReadRequest] = {}
+        self.bytes = 0
         self._next_id = 0
         self._abandoned = False
         name = f"read-{lane.lane.name.lower()}-{number}"
@@ -189,9 +190,13 @@ class Reader:
         """Whether there is a connection that takes requests."""
         return self._stream is not None and not self._abandoned
 
+    def load(self) -> int:
+        """The bytes in flight here."""
+        return self.bytes
+
     def carries(self, ticket: ReadTicket) -> bool:
         """Whether a request of `ticket` is in flight here. Under the lane's lock."""
-        return any(request.ticket is ticket for request in self._in_flight.values())
+        return any(request.ticket is ticket for request in self.in_flight.values())
 
     def abandon(self, ticket: ReadTicket) -> None:
         """Shut the connection down for the sake of `ticket`, if it is still in flight."""
@@ -214,13 +219,13 @@ class Reader:
             stream = self._stream
             if stream is None or self._abandoned or not lane.queue:
                 return False
-            if len(self._in_flight) >= 2 and self._bytes + lane.queue[0].bytes > WINDOW_BYTES:
+            if len(self.in_flight) >= 2 and self.bytes + lane.queue[0].bytes > WINDOW_BYTES:
                 return False
             request = lane.queue.popleft()
             self._next_id += 1
             request_id = self._next_id
-            self._in_flight[request_id] = request
-            self._bytes += request.bytes
+            self.in_flight[request_id] = request
+            self.bytes += request.bytes
         with self._sending:
             # The receiver thread closes a stream only under this lock; it then answers for what is in flight.
             try:
@@ -235,10 +240,11 @@ class Reader:
         lane = self._lane
         while True:
             with lane.lock:
-                while not lane.queue and not lane.closed:
+                while not (lane.queue or lane.wanted or lane.closed):
                     lane.work.wait()
                 if lane.closed:
                     return
+                lane.wanted = False
             deadline = time.monotonic() + lane.dialer.connect_timeout_s
             try:
                 stream, welcome = lane.dialer.dial(lane.lane, user_timeout_ms=READER_USER_TIMEOUT_MS, deadline=deadline)
@@ -274,7 +280,7 @@ class Reader:
         message = head.message
         if head.request_id == 0 and isinstance(message, Failure):
             raise error_of(message, self._node)
-        request = self._in_flight.get(head.request_id)
+        request = self.in_flight.get(head.request_id)
         if request is None:
             raise ProtocolError(f"a reply to request {head.request_id}, which is not in flight")
         error: PeerError | None = None
@@ -288,17 +294,28 @@ class Reader:
         targets = [request.destinations[i] for i, outcome in enumerate(outcomes) if outcome is Outcome.OK]
         if head.payload_bytes != len(targets) * request.slot_bytes:
             raise ProtocolError(f"{head.payload_bytes} bytes for {len(targets)} slots of {request.slot_bytes}")
-        if targets:
-            stream.recv_into(targets)
-        stream.payload_done()
+        self._receive_slots(stream, request, outcomes, targets)
         with self._lane.lock:
-            del self._in_flight[head.request_id]
-            self._bytes -= request.bytes
+            del self.in_flight[head.request_id]
+            self.bytes -= request.bytes
         while self.pull():
             pass
-        for index, outcome in enumerate(outcomes, request.first):
-            request.ticket.settle(index, outcome, error)
+        request.ticket.settle_some(request.first, outcomes, error)
         request.let_go()
+
+    @staticmethod
+    def _receive_slots(
+        stream: Stream, request: ReadRequest, outcomes: Sequence[Outcome], targets: Sequence[memoryview]
+    ) -> None:
+        """Receive slots: all at once if nobody listens, else in pieces, so that items are reported as they come."""
+        step = max(1, PIECE_BYTES // request.slot_bytes)
+        if request.ticket.listened and len(targets) == len(outcomes) > step:
+            for start in range(0, len(targets), step):
+                stream.recv_into(targets[start : start + step])
+                request.ticket.settle_some(request.first + start, outcomes[start : start + step], None)
+        elif targets:
+            stream.recv_into(targets)
+        stream.payload_done()
 
     def _disconnect(self, error: PeerError) -> None:
         """The connection is over and this thread has left it: give its requests back, or up."""
@@ -306,9 +323,9 @@ class Reader:
             stream, self._stream = self._stream, None
             if stream is not None:
                 stream.close()
-            requests = [self._in_flight[number] for number in sorted(self._in_flight)]
-            self._in_flight.clear()
-            self._bytes = 0
+            requests = [self.in_flight[number] for number in sorted(self.in_flight)]
+            self.in_flight.clear()
+            self.bytes = 0
             again = self._abandoned
         alive = [r for r in requests if again and not r.ticket.settled]
         for request in requests:

@@ -66,6 +66,11 @@ class ReadTicket:
         with self._changed:
             return self._changed.wait_for(lambda: self.drained, timeout_s)
 
+    @property
+    def listened(self) -> bool:
+        """Whether somebody wants to hear of each item."""
+        return self._on_item is not None
+
     # --- for the transport ---------------------------------------------------------------------------------------
 
     def hold(self, parts: int) -> None:
@@ -74,27 +79,37 @@ class ReadTicket:
 
     def settle(self, index: int, outcome: Outcome, error: PeerError | None = None) -> None:
         """Give an item its outcome, unless it has one; the first to come wins."""
-        with self._changed:
-            if self._outcomes[index] is not None:
-                return
-            self._outcomes[index] = outcome
-            self._unknown -= 1
-            if self._error is None and error is not None:
-                self._error = error
-        if self._on_item is not None:
-            try:
-                self._on_item(index, outcome)
-            except Exception:  # noqa: BLE001 a bug of the caller's must not end the transport's thread
-                _log.exception("on_item raised")
-        with self._changed:
-            self._unsettled -= 1
-            if self._unsettled == 0:
-                self._changed.notify_all()
+        self.settle_some(index, (outcome,), error)
 
     def settle_all(self, outcome: Outcome, error: PeerError | None) -> None:
         """Give every item without an outcome this one."""
-        for index in range(len(self._outcomes)):
-            self.settle(index, outcome, error)
+        self.settle_some(0, [outcome] * len(self._outcomes), error)
+
+    def settle_some(self, first: int, outcomes: Sequence[Outcome], error: PeerError | None) -> None:
+        """Give items from `first` on their outcomes, except those that have one."""
+        fresh: list[tuple[int, Outcome]] = []
+        with self._changed:
+            for index, outcome in enumerate(outcomes, first):
+                if self._outcomes[index] is None:
+                    self._outcomes[index] = outcome
+                    fresh.append((index, outcome))
+            self._unknown -= len(fresh)
+            if self._error is None and fresh:
+                self._error = error
+        if self._on_item is not None:
+            for index, outcome in fresh:
+                self._tell(self._on_item, index, outcome)
+        with self._changed:
+            self._unsettled -= len(fresh)
+            if self._unsettled == 0:
+                self._changed.notify_all()
+
+    @staticmethod
+    def _tell(on_item: Callable[[int, Outcome], None], index: int, outcome: Outcome) -> None:
+        try:
+            on_item(index, outcome)
+        except Exception:  # noqa: BLE001 a bug of the caller's must not end the transport's thread
+            _log.exception("on_item raised")
 
     def release(self) -> None:
         """One request has let go of its destinations."""
