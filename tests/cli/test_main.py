@@ -98,8 +98,6 @@ def test_version_option(run: Callable[..., Outcome]) -> None:
     ],
 )
 def test_usage_errors_are_one_line_and_a_hint(words: list[str], says: str, run: Callable[..., Outcome]) -> None:
-    if words[:2] == ["bench", "attention"]:
-        pytest.importorskip("dualpath.bench.attention")
     code, out, err = run(*words)
     assert (code, out) == (2, "")
     lines = err.splitlines()

@@ -26,6 +26,7 @@ def attention_command(
     dtype: Annotated[str, typer.Option(help="Stored types, separated by commas.")] = "fp32,bf16,fp16",
     threads: Annotated[int | None, typer.Option(help="Threads (default: one per core).", min=1)] = None,
     repeat: Annotated[int, typer.Option(help="Rounds; the kernels alternate within a round.", min=1)] = 15,
+    prefill: Annotated[bool, typer.Option(help="Measure chunks of prefill too.")] = True,
     as_json: JsonOption = False,
 ) -> None:
     """Measure one decode step of attention out of an arena: 32 query heads, 8 KV heads, head size 128.
@@ -41,9 +42,15 @@ def attention_command(
     from dualpath.bench.attention import run_attention_bench
 
     result = run_attention_bench(
-        tokens=tokens, block_tokens=block_tokens, dtypes=_words(dtype, "--dtype"), threads=threads, repeat=repeat
+        tokens=tokens,
+        block_tokens=block_tokens,
+        dtypes=_words(dtype, "--dtype"),
+        threads=threads,
+        repeat=repeat,
+        prefill=prefill,
+        progress=say,
     )
-    emit(as_json, result, lambda found: _print_rows("Attention", found))
+    emit(as_json, result, _print_attention)
 
 
 def transport_command(
@@ -75,8 +82,14 @@ def transport_command(
     )
 
 
+def _print_attention(found: dict[str, Any]) -> None:
+    _print_rows("Decode: one query token over the context", found["rows"])
+    if found.get("prefill"):
+        _print_rows("Prefill: a chunk of query tokens", found["prefill"])
+
+
 def _print_transport(found: dict[str, Any]) -> None:
-    _print_rows("Layer blocks out of a node", found)
+    _print_rows("Layer blocks out of a node", found["rows"])
     for transport, times in found.get("call_us", {}).items():
         typer.echo(f"  {transport}: an empty call takes " + ", ".join(f"{t:.0f} us ({p})" for p, t in times.items()))
 
@@ -88,7 +101,6 @@ def _words(text: str, option: str) -> list[str]:
     return words
 
 
-def _print_rows(title: str, found: dict[str, Any]) -> None:
-    rows: list[dict[str, Any]] = found["rows"]
+def _print_rows(title: str, rows: list[dict[str, Any]]) -> None:
     columns = list(rows[0]) if rows else []
-    table(title, columns, [[row.get(name, "") for name in columns] for row in rows])
+    table(title, columns, [[row.get(name) for name in columns] for row in rows])
