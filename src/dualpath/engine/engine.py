@@ -70,7 +70,7 @@ class Engine:
         return self.step([(sequence, [token])])[0]
 
     def step(self, batch: Sequence[tuple[SequenceId, Sequence[int]]]) -> torch.Tensor:
-        """Append tokens to several sequences in one pass. Returns float32 logits `[len(batch), vocab]`, of each one's end.
+        """Append tokens to several sequences in one pass. Returns float32 logits `[len(batch), vocab]` of each end.
 
         All or none: after an error every sequence is as before.
         """
@@ -87,7 +87,8 @@ class Engine:
     def forward(self, step: Step, batch: Sequence[tuple[SequenceId, Sequence[int]]]) -> torch.Tensor:
         """Pass `batch` through all layers within an open `step`, which stays open. Returns logits as `step()` does."""
         ids = [token for _, tokens in batch for token in tokens]
-        positions = [p for s, tokens in batch for p in range(start := self.path.length(s), start + len(tokens))]
+        starts = [self.path.length(sequence) for sequence, _ in batch]
+        positions = [start + i for start, (_, tokens) in zip(starts, batch, strict=True) for i in range(len(tokens))]
         ends = torch.tensor([len(tokens) for _, tokens in batch]).cumsum(0) - 1
         self._cache.step = step
         try:

@@ -4,7 +4,7 @@
                   ─▶ attention function             takes the note, gives q, k, v to the cache's open `Step`
 
 The hand-over is thread-local: within a layer, transformers calls `update` and then the attention function on the same
-thread. `DualPathCache` is for an unmodified `model.generate()`: it opens a step at the first layer and commits it at the
+thread. `DualPathCache` is for an unmodified `model.generate()`: it opens a step at the first layer, commits it at the
 last. `PackedCache` is for `Engine`, which opens and commits steps itself. Rows are stored unpadded, so that the mask
 function passes the 2-D padding mask through, and causality and windows are the kernel's.
 """
@@ -124,7 +124,7 @@ class _NotingCache(Cache):
 
 
 class PackedCache(_NotingCache):
-    """For `Engine`: batch 1, the tokens of all sequences packed one after another; `step` is set before each forward."""
+    """For `Engine`: batch 1, tokens of all sequences packed one after another; `step` is set before each forward."""
 
     def __init__(self, layout: KVLayout) -> None:
         super().__init__(layout)
@@ -175,7 +175,7 @@ class DualPathCache(_NotingCache):
         self._before = model.config._attn_implementation
         model.set_attn_implementation(NAME)
         cache = weakref.ref(self)
-        self._hook = model.register_forward_pre_hook(
+        self._hook: Any = model.register_forward_pre_hook(
             lambda _module, args, kwargs: _tell(cache, args, kwargs), with_kwargs=True
         )
 
@@ -306,7 +306,7 @@ def _attention(
     s_aux: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The registered attention function. query `[batch, heads, tokens, head_dim]`; returns `[batch, tokens, heads, …]`."""
+    """The registered function: query `[batch, heads, tokens, head_dim]`; returns `[batch, tokens, heads, …]`."""
     note, _local.note = _local.note, None
     if note is None or note.layer != getattr(module, "layer_idx", None):
         raise UsageError(
@@ -328,7 +328,7 @@ def _mask(*, attention_mask: torch.Tensor | None = None, **kwargs: Any) -> torch
 def _tell(cache: weakref.ref[DualPathCache], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Before each forward pass: note its token ids, so that blocks get content ids and can be recomputed."""
     found = cache()
-    if found is not None and kwargs.get(CACHE_KEYWORD) is found:
+    if isinstance(found, DualPathCache) and kwargs.get(CACHE_KEYWORD) is found:
         ids = kwargs.get("input_ids", args[0] if args else None)
         found._ids = ids if isinstance(ids, torch.Tensor) else None
 

@@ -10,9 +10,10 @@ budget is counted apart, so that a window can never squeeze out the hot region.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import mmap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -85,7 +86,7 @@ class SlotClass:
         start = place * self.slot_bytes
         return self._views[extent][start : start + self.slot_bytes]
 
-    def array(self, slot: int, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> NDArray[np.generic]:
+    def array(self, slot: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[np.generic]:
         """Return one slot as a writable array."""
         return np.frombuffer(self.bytes_of(slot), dtype).reshape(shape)
 
@@ -149,10 +150,8 @@ class LocalArena:
         """Map a new buffer of `size` bytes and return its index in `buffers`."""
         memory = mmap.mmap(-1, max(size, mmap.PAGESIZE))
         if hasattr(mmap, "MADV_HUGEPAGE"):
-            try:
+            with contextlib.suppress(OSError):  # a kernel without transparent huge pages: slower, not wrong
                 memory.madvise(mmap.MADV_HUGEPAGE)
-            except OSError:
-                pass  # a kernel without transparent huge pages: slower, not wrong
         return self.add_buffer(np.frombuffer(memory, np.uint8))
 
     def add_buffer(self, buffer: NDArray[np.uint8]) -> int:

@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 
 
-class Scheme(str, enum.Enum):
+class Scheme(enum.StrEnum):
     """How a decode step reaches KV that is not local."""
 
     LOCAL = "local"

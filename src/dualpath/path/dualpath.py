@@ -7,6 +7,7 @@ as well (write-through), so that giving one up locally costs nothing but a later
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from types import TracebackType
@@ -54,9 +55,7 @@ class DualPath:
         self.writer: Writer | None = None
         if pool is not None and not local:
             self.reader = self._make_reader(pool)
-            self.writer = Writer(
-                pool, layout, self.metrics, spread=config.scheme.spreads, deadline_s=config.deadline_s
-            )
+            self.writer = Writer(pool, layout, self.metrics, spread=config.scheme.spreads, deadline_s=config.deadline_s)
             if config.scheme is Scheme.REDUCE:
                 self.reducer = Reducer(pool, self.metrics, config.deadline_s)
         self._sequences: dict[SequenceId, Sequence] = {}
@@ -167,11 +166,12 @@ class DualPath:
 
     # --- steps -------------------------------------------------------------------------------------------------
 
-    def begin(self, batch: Seq[tuple[SequenceId, Seq[int] | int]]) -> Step:
+    def begin(self, batch: Seq[tuple[SequenceId, Seq[int] | int]], *, store: bool = True) -> Step:
         """Open a step that appends tokens to each sequence: their ids, or just their number where ids are unknown.
 
-        Rows of the step's arrays are the tokens of all sequences one after another. Raises `CapacityError`,
-        `PoolFullError`, `PeerError`, `UsageError`; then nothing has changed.
+        Rows of the step's arrays are the tokens of all sequences one after another. `store=False`: nothing goes to a
+        node, and the step can only be aborted. Raises `CapacityError`, `PoolFullError`, `PeerError`, `UsageError`; then
+        nothing has changed.
         """
         if self._step is not None:
             raise UsageError("a step is open", hint="commit or abort it first")
@@ -186,7 +186,7 @@ class DualPath:
             growths.append(grow(found, count, tokens, row, self.layout.block_tokens, len(self.layout.groups)))
             row += count
         try:
-            self._prepare(growths)
+            self._prepare(growths, store=store)
             step = Step(self, growths)
             step.start()
         except BaseException:
@@ -244,10 +244,13 @@ class DualPath:
 
     # --- preparing a step --------------------------------------------------------------------------------------
 
-    def _prepare(self, growths: list[Growth]) -> None:
+    def _prepare(self, growths: list[Growth], *, store: bool) -> None:
+        copied: Counter[int] = Counter()
         for growth in growths:
-            self._own_tail(growth)
-        fresh = [fill for growth in growths for fill in growth.fills if fill.fresh and fill.block.parts[0].local is None]
+            self._own_tail(growth, copied)
+        fresh = [
+            fill for growth in growths for fill in growth.fills if fill.fresh and fill.block.parts[0].local is None
+        ]
         full = [fill for growth in growths for fill in growth.full(self.layout.block_tokens)]
         self._give_slots(fresh, {id(fill) for fill in full})
         window = self.arena.limit(Budget.WINDOW) // self._largest
@@ -258,13 +261,17 @@ class DualPath:
                 f"and the window holds {window}",
                 hint="use smaller prompt chunks (generate: prefill_chunk_size), or a larger window or hot region",
             )
-        self._reserve_at_nodes(growths)
+        if store:
+            self._reserve_at_nodes(growths)
 
-    def _own_tail(self, growth: Growth) -> None:
-        """A tail that is shared with a fork is copied before it is written."""
-        if not growth.fills or growth.fills[0].fresh or growth.fills[0].block.owners == 1:
+    def _own_tail(self, growth: Growth, copied: Counter[int]) -> None:
+        """A tail that is shared with a fork is copied before it is written; the last of its owners may keep it."""
+        if not growth.fills or growth.fills[0].fresh:
             return
         fill = growth.fills[0]
+        if fill.block.owners - copied[fill.block.serial] == 1:
+            return
+        copied[fill.block.serial] += 1
         copy = self._copy(fill.block, fill.block.length)
         growth.replaced = fill.block
         growth.fills[0] = Fill(copy, fill.offset, fill.row, fill.count, fresh=True)
@@ -272,7 +279,8 @@ class DualPath:
     def _give_slots(self, fresh: list[Fill], full: set[int]) -> None:
         """Give new blocks hot slots: open tails first, then the newest; full ones that do not fit become scratch."""
         need = self.layout.block_bytes
-        for fill in sorted(reversed(fresh), key=lambda fill: id(fill) in full):
+        newest_first = fresh[::-1]
+        for fill in sorted(newest_first, key=lambda fill: id(fill) in full):
             if self.arena.room(Budget.HOT) < need:
                 self._evict(need)
             if id(fill) in full and self.writer is not None and self.arena.room(Budget.HOT) < need:
@@ -343,7 +351,7 @@ class DualPath:
             raise CapacityError(
                 f"the hot region ({format_bytes(self.config.hot_bytes)}) cannot hold the open blocks of all sequences "
                 f"({format_bytes(self.layout.block_bytes)} each)",
-                hint="give it more with --hot, or run fewer sequences at once",
+                hint="give it more with --hot, run fewer sequences at once, or end steps at a block's end (`room`)",
             )
         for part, group in zip(block.parts, self.layout.groups, strict=True):
             slots = self.arena.slots(self.layout.layer_block_bytes(group))

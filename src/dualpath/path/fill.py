@@ -10,6 +10,7 @@ import numpy as np
 from dualpath.errors import UsageError
 from dualpath.kv.ids import random_id
 from dualpath.path.arena import Budget
+from dualpath.path.plan import Entry
 from dualpath.path.reader import lost, wait_drained
 from dualpath.path.sequences import Block, Part, SequenceId
 from dualpath.transport.base import Lane, Outcome
@@ -18,42 +19,51 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dualpath.path.dualpath import DualPath
-
-_ITEMS = 16
+    from dualpath.wire.messages import SlotRef
 
 
 def read_block(path: DualPath, block: Block, group: int, into: list[memoryview]) -> None:
     """Read one group's layer blocks of a block at a node into `into`, one per layer. Raises `BlockLostError`."""
-    from dualpath.path.plan import Entry
-
     part = block.parts[group]
-    if part.refs is None or path.pool is None:
+    if part.refs is None:
         raise UsageError("this block is not at a node")
-    node, deadline_s = path.pool.nodes[part.node], path.config.deadline_s
+    _read(path, Entry(block, part, block.length), group, part.refs, into)
+
+
+def read_layer_block(path: DualPath, entry: Entry, group: int, layer: int) -> bytes:
+    """Return one layer block as stored, local or not; `layer` is an index within the group. Raises `BlockLostError`."""
+    part = entry.part
+    slots = path.arena.slots(path.layout.layer_block_bytes(path.layout.groups[group]))
+    if part.local is not None:
+        return bytes(slots.bytes_of(int(part.local[layer])))
+    if part.refs is None:
+        raise UsageError("this block is neither local nor at a node")
+    buffer = bytearray(slots.slot_bytes)
+    _read(path, entry, group, [part.refs[layer]], [memoryview(buffer)])
+    return bytes(buffer)
+
+
+def _read(path: DualPath, entry: Entry, group: int, refs: list[SlotRef], into: list[memoryview]) -> None:
+    if path.pool is None:
+        raise UsageError("there is no pool")
+    node, deadline_s = path.pool.nodes[entry.part.node], path.config.deadline_s
     size = path.layout.layer_block_bytes(path.layout.groups[group])
-    ticket = node.read(part.refs, into, slot_bytes=size, lane=Lane.BULK, timeout_s=deadline_s)
+    ticket = node.read(refs, into, slot_bytes=size, lane=Lane.BULK, timeout_s=deadline_s)
     outcomes = ticket.wait(deadline_s + 1.0)
     wait_drained(ticket, node.name)
-    bad = next((outcome for outcome in outcomes if outcome is not Outcome.OK), Outcome.OK)
-    if bad is not Outcome.OK:
-        raise lost(Entry(block, part, block.length), node, bad or Outcome.TIMEOUT, ticket.error)
+    for outcome in outcomes:
+        if outcome is not Outcome.OK:
+            raise lost(entry, node, outcome or Outcome.TIMEOUT, ticket.error)
 
 
 def block_bytes(path: DualPath, sequence: SequenceId, index: int) -> dict[int, bytes]:
     """Return a sealed block's KV as stored, per layer of the model: local where it is hot, else from its node."""
     block = path.block(sequence, index)
-    out: dict[int, bytes] = {}
-    for number, group in enumerate(path.layout.groups):
-        slots = path.arena.slots(path.layout.layer_block_bytes(group))
-        part = block.parts[number]
-        if part.local is not None:
-            found = [bytes(slots.bytes_of(slot)) for slot in part.local.tolist()]
-        else:
-            buffers = [bytearray(slots.slot_bytes) for _ in group.layers]
-            read_block(path, block, number, [memoryview(buffer) for buffer in buffers])
-            found = [bytes(buffer) for buffer in buffers]
-        out.update(zip(group.layers, found, strict=True))
-    return out
+    return {
+        layer: read_layer_block(path, Entry(block, block.parts[number], block.length), number, i)
+        for number, group in enumerate(path.layout.groups)
+        for i, layer in enumerate(group.layers)
+    }
 
 
 def random_layer_block(path: DualPath, group: int, layer: int, block: int, seed: int) -> NDArray[np.uint8]:

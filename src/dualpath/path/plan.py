@@ -55,8 +55,8 @@ class Entry:
 class Table:
     """Entries of all sequences of a step, as arrays. `starts[s]:starts[s+1]` are those of sequence `s`.
 
-    `distinct` are the blocks to bring, each once, in the order of their positions; forks share blocks. `uses[d]` are the
-    entries that block `d` serves; `None` where entries and distinct blocks are the same.
+    `distinct` are the blocks to bring, each once, in the order of their positions; forks share blocks. `uses[d]` are
+    the entries that block `d` serves; `None` where entries and distinct blocks are the same.
     """
 
     entries: list[Entry]
@@ -113,9 +113,7 @@ class Table:
             starts = np.searchsorted(chosen, self.starts).astype(np.int32)
         return BlockTable(buffers, buffer, offset, tokens, position, row_start, starts)
 
-    def whole(
-        self, buffers: Sequence[NDArray[np.uint8]], places: Places, row_start: NDArray[np.int32]
-    ) -> BlockTable:
+    def whole(self, buffers: Sequence[NDArray[np.uint8]], places: Places, row_start: NDArray[np.int32]) -> BlockTable:
         """Return all entries as the page table of a kernel call; `places` has one place for each."""
         return BlockTable(buffers, *places, self.tokens, self.position, row_start, self.starts)
 

@@ -8,9 +8,9 @@ wraps into the next lap:
                     ^consumed      ^issued         ^wrapped
                     [--- held: in flight or ready, at most `capacity` bytes ---)
 
-`begin` may bring a changed schedule: what is held and still wanted stays, the rest is returned for cancelling. A key that
-is needed now but was never issued (a changed schedule, a full window) is fetched by `need`, which makes room by dropping
-what is needed last.
+`begin` may bring a changed schedule: what is held and still wanted stays, the rest is returned for cancelling. A key
+that is needed now but was never issued (a changed schedule, a full window) is fetched by `need`, which makes room by
+dropping what is needed last.
 """
 
 from __future__ import annotations

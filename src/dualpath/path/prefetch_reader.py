@@ -1,4 +1,4 @@
-"""The thin runner around `prefetch.Prefetcher`: it reads what the policy says, into window slots, and waits for arrivals.
+"""The thin runner around `prefetch.Prefetcher`: reads what the policy says into window slots, and waits for arrivals.
 
 All decisions are made on the compute thread. Transport threads only note arrivals. A slot whose read was given up stays
 charged against the window until the transport has let go of it (*zombie*).
@@ -258,6 +258,3 @@ class PrefetchReader:
             with self._arrival:
                 self._arrival.wait(0.01)
             self._reap()
-
-
-

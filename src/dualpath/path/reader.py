@@ -1,11 +1,11 @@
 """How far blocks come to the kernel: one reader per scheme, all with the same face.
 
-`begin(plans)` tells what the step will read; `runs(plan, layer)` then yields, for one layer, consecutive entries with the
-places where they can be read *now*; the places are valid until the next run is asked for.
+`begin(plans)` tells what the step will read; `runs(plan, layer)` then yields, for one layer, consecutive entries with
+the places where they can be read *now*; the places are valid until the next run is asked for.
 
 | reader | bytes go | used by |
 |---|---|---|
-| `PrefetchReader` (prefetch_reader.py) | socket → slot of the local arena, ahead of compute | `fetch`, `sharded`, long prompts |
+| `PrefetchReader` (in a file of its own) | socket → slot, ahead of compute | `fetch`, `sharded`, long prompts |
 | `BaselineReader` | socket → staging → staging → slot, when compute asks | `baseline` |
 | `MappedReader` | nowhere: the kernel reads the node's arena | `mapped` |
 | `NoReader` | there is nothing far | `local` |
@@ -13,6 +13,7 @@ places where they can be read *now*; the places are valid until the next run is 
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -113,7 +114,7 @@ class BaselineReader:
             staged = np.split(taken, copies)
             try:
                 self._read(entries[lo:hi], layer, slots, staged[0])
-                for source, target in zip(staged, staged[1:], strict=False):
+                for source, target in itertools.pairwise(staged):
                     for a, b in zip(source.tolist(), target.tolist(), strict=True):
                         slots.bytes_of(b)[:] = slots.bytes_of(a)
                 local = np.array([-1 if e.part.local is None else e.part.local[layer] for e in entries[lo:hi]])
@@ -185,7 +186,7 @@ class MappedReader:
             part = entry.part
             if part.local is None and part.refs is not None:
                 node = self._pool.nodes[part.node]
-                if not node.peer.current(part.refs[layer], size):
+                if not node.current(part.refs[layer], size):
                     raise lost(entry, node, Outcome.LOST, None)
 
     def _buffer(self, number: int, size: int, entry: Entry) -> int:
@@ -194,6 +195,6 @@ class MappedReader:
             node = self._pool.nodes[number]
             if entry.part.refs is None:
                 raise lost(entry, node, Outcome.LOST, None)
-            array, _ = node.peer.view(entry.part.refs[0], size)
+            array, _ = node.view(entry.part.refs[0], size)
             found = self._buffers[(number, size)] = self._arena.add_buffer(array)
         return found

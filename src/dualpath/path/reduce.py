@@ -1,12 +1,13 @@
 """Near-data reduction: queries go to the nodes, `(out, lse)` partials come back.
 
-Each node knows a sequence's far blocks as a *view*, a list that is only ever appended to, so that a query names the view
-and how many of its blocks it means: the bytes of a query do not grow with the context. Forks share views as long as their
-blocks agree.
+Each node knows a sequence's far blocks as a *view*, a list that is only ever appended to, so that a query names the
+view and how many of its blocks it means: the bytes of a query do not grow with the context. Forks share views while
+their blocks agree.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 from collections.abc import Sequence
@@ -15,8 +16,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dualpath.attention.base import State
+from dualpath.errors import BlockLostError, PeerError
 from dualpath.path.reader import lost
 from dualpath.transport.base import Outcome
+from dualpath.wire.failures import UnknownViewError
 from dualpath.wire.messages import Attend, BlockKey, ViewBlock, ViewQuery
 
 if TYPE_CHECKING:
@@ -51,10 +55,10 @@ class _Share:
 
 @dataclass(slots=True)
 class Shipment:
-    """Queries of one layer under way."""
+    """Queries of one layer under way: what was sent to each node, and what will answer."""
 
     plan: GroupPlan
-    pending: list[tuple[_Share, PendingAttend]]
+    sent: list[tuple[_Share, Attend, Float32, PendingAttend]]
 
 
 class Reducer:
@@ -65,6 +69,7 @@ class Reducer:
         self._views: dict[tuple[SequenceId, int, int], _View] = {}
         self._ids = itertools.count(1)
         self._shares: dict[int, list[_Share]] = {}
+        self.observed: list[tuple[str, State, int]] = []
 
     def begin(self, plans: Sequence[GroupPlan], sequences: Sequence[SequenceId], rows: NDArray[np.int32]) -> None:
         """A step began: bring each node's views up to date. `rows[s]:rows[s+1]` are the query rows of sequence `s`."""
@@ -87,27 +92,39 @@ class Reducer:
                     share.rows = wanted if share.rows is None else np.concatenate([share.rows, wanted])
             self._shares[plan.index] = [shares[number] for number in sorted(shares)]
 
-    def start(self, plan: GroupPlan, layer: int, q: Float32, *, scale: float, softcap: float) -> Shipment:
+    def start(
+        self, plan: GroupPlan, layer: int, q: Float32, *, scale: float, softcap: float, debug: bool = False
+    ) -> Shipment:
         """Send the rows of `q` `[T, query_heads, head_dim]` to every node that holds far blocks of this group."""
-        pending = []
+        sent = []
         for share in self._shares[plan.index]:
             assert share.rows is not None
             part = q if len(share.rows) == len(q) else np.ascontiguousarray(q[share.rows])
-            message = Attend(layer, q.shape[1], scale, softcap, plan.group.window, False, share.queries)
-            node = self._pool.nodes[share.node]
-            pending.append((share, node.start_attend(message, part, timeout_s=self._deadline_s)))
-        return Shipment(plan, pending)
+            message = Attend(layer, q.shape[1], scale, softcap, plan.group.window, debug, share.queries)
+            sent.append((share, message, part, self._send(share, message, part)))
+        return Shipment(plan, sent)
 
     def collect(self, shipment: Shipment, rows: int) -> list[Partial]:
-        """Return the partials, each over all `rows` query rows, in node order. Raises `BlockLostError`, `PeerError`."""
+        """Return the partials, each over all `rows` query rows, in node order. Raises `BlockLostError`."""
         started = time.perf_counter()
         partials: list[Partial] = []
-        for share, pending in shipment.pending:
-            reply = pending.result()
+        self.observed.clear()
+        for share, message, part, pending in shipment.sent:
+            try:
+                reply = pending.result()
+            except UnknownViewError:  # the connection was lost since the views were made
+                self._renew(shipment.plan, share)
+                reply = self._send(share, message, part).result()
+            except PeerError as error:
+                raise self._lost(share, error) from error
             for entries, outcome in zip(share.entries, reply.outcomes, strict=True):
                 if outcome is not Outcome.OK:
                     raise lost(entries[0], self._pool.nodes[share.node], outcome, None)
             partials.append(_spread(reply.out, reply.lse, share.rows, rows))
+            if reply.max is not None and reply.exp_sum is not None:
+                acc = reply.out * reply.exp_sum[..., None]
+                tokens = sum(entry.tokens for entries in share.entries for entry in entries)
+                self.observed.append((self._pool.nodes[share.node].name, State(reply.max, reply.exp_sum, acc), tokens))
         self._metrics.stall_s += time.perf_counter() - started
         return partials
 
@@ -123,10 +140,24 @@ class Reducer:
         for key in [key for key in self._views if key[0] == sequence]:
             self._release(self._views.pop(key))
 
+    def _send(self, share: _Share, message: Attend, q: Float32) -> PendingAttend:
+        return self._pool.nodes[share.node].start_attend(message, q, timeout_s=self._deadline_s)
+
+    def _renew(self, plan: GroupPlan, share: _Share) -> None:
+        """Tell a node that has forgotten its views what they were."""
+        for query, entries in zip(share.queries, share.entries, strict=True):
+            view = next(view for view in self._views.values() if view.id == query.view)
+            view.serials.clear()
+            self._extend(view, plan, entries)
+
+    def _lost(self, share: _Share, error: PeerError) -> BlockLostError:
+        return lost(share.entries[0][0], self._pool.nodes[share.node], Outcome.LOST, error)
+
     def _release(self, view: _View) -> None:
         view.owners -= 1
         if view.owners == 0:
-            self._pool.nodes[view.node].drop_view(view.id)
+            with contextlib.suppress(PeerError):  # a node that is gone has forgotten its views
+                self._pool.nodes[view.node].drop_view(view.id)
 
     def _view(self, sequence: SequenceId, plan: GroupPlan, node: int, entries: list[Entry]) -> _View:
         serials = [entry.block.serial for entry in entries]
@@ -139,17 +170,22 @@ class Reducer:
                 view = None
         if view is None:
             view = self._views[key] = _View(next(self._ids), node)
-        fresh = entries[len(view.serials) :]
-        if fresh:
-            blocks = [
-                ViewBlock(BlockKey(e.block.id, plan.index), e.block.position, e.tokens) for e in fresh if e.block.id
-            ]
-            outcomes = self._pool.nodes[node].extend_view(view.id, plan.index, plan.geometry, blocks)
-            for entry, outcome in zip(fresh, outcomes, strict=True):
-                if outcome is not Outcome.OK:
-                    raise lost(entry, self._pool.nodes[node], outcome, None)
-            view.serials.extend(entry.block.serial for entry in fresh)
+        self._extend(view, plan, entries[len(view.serials) :])
         return view
+
+    def _extend(self, view: _View, plan: GroupPlan, fresh: list[Entry]) -> None:
+        if not fresh:
+            return
+        node = self._pool.nodes[view.node]
+        blocks = [ViewBlock(BlockKey(e.block.id, plan.index), e.block.position, e.tokens) for e in fresh if e.block.id]
+        try:
+            outcomes = node.extend_view(view.id, plan.index, plan.geometry, blocks)
+        except PeerError as error:
+            raise lost(fresh[0], node, Outcome.LOST, error) from error
+        for entry, outcome in zip(fresh, outcomes, strict=True):
+            if outcome is not Outcome.OK:
+                raise lost(entry, node, outcome, None)
+        view.serials.extend(entry.block.serial for entry in fresh)
 
 
 def _spread(out: Float32, lse: Float32, rows: NDArray[np.int64] | None, total: int) -> Partial:

@@ -12,8 +12,9 @@ must be aborted; the sequences are then as before it, whatever happened.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -35,7 +36,29 @@ if TYPE_CHECKING:
     Float32 = NDArray[np.float32]
     Array = NDArray[np.generic]
 
-STORED = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(np.uint16), "float16": np.dtype(np.uint16)}
+
+@dataclass(slots=True)
+class Observation:
+    """What one layer of a step did, for `explain`: its partials as `(where, state, tokens)`, and the merged `out`."""
+
+    layer: int
+    plan: GroupPlan
+    index: int
+    q: Float32
+    scale: float
+    softcap: float
+    sinks: Float32 | None
+    partials: list[tuple[str, State, int]]
+    out: Float32
+
+
+Observer = Callable[[Observation], None]
+
+STORED: dict[str, np.dtype[Any]] = {
+    "float32": np.dtype(np.float32),
+    "bfloat16": np.dtype(np.uint16),
+    "float16": np.dtype(np.uint16),
+}
 
 
 class Step:
@@ -59,6 +82,8 @@ class Step:
         self._near = [self._near_slots(plan) for plan in self._plans]
         self._dtype = STORED[layout.dtype]
         self._open = True
+        self.observer: Observer | None = None
+        self.capture: Callable[[int, Fill, memoryview], None] | None = None
 
     def start(self) -> None:
         """Tell readers and nodes what is to come. Part of `DualPath.begin`."""
@@ -102,6 +127,8 @@ class Step:
                     self._fold(state, q, plan, table, scale, softcap)
                 self._fold_near(state, q, plan, index, scratch, scale, softcap)
                 out = attention.finish(state, sinks)[0]
+                if self.observer is not None:
+                    self.observer(Observation(layer, plan, index, q, scale, softcap, sinks, [("here", state, 0)], out))
             self._write(plan, index, scratch)
         finally:
             plan.slots.free(Budget.WINDOW, scratch)
@@ -119,14 +146,6 @@ class Step:
         if self._open:
             self._open = False
             self._path.abort_step(self._growths)
-
-    def local_slots(self, layer: int, fill: Fill) -> memoryview:
-        """Return the bytes of one of this step's own layer blocks (not of a scratch one). For `recompute`."""
-        plan, index = self._where[layer]
-        local = fill.block.parts[plan.index].local
-        if local is None:
-            raise UsageError("this block has no slots of its own in the step")
-        return plan.slots.bytes_of(int(local[index]))
 
     @property
     def fills(self) -> Sequence[Fill]:
@@ -265,25 +284,34 @@ class Step:
     ) -> Float32:
         reducer = self._path.reducer
         assert reducer is not None
-        shipment = reducer.start(plan, index, q, scale=scale, softcap=softcap)
+        shipment = reducer.start(plan, index, q, scale=scale, softcap=softcap, debug=self.observer is not None)
         near = State.empty(self.rows, plan.group.query_heads, plan.group.value_dim)
         self._fold_near(near, q, plan, index, scratch, scale, softcap)
         partials: list[Partial] = reducer.collect(shipment, self.rows)
         total = State.empty(self.rows, plan.group.query_heads, plan.group.value_dim)
         for partial in [*partials, attention.finish(near)]:
             attention.fold(total, partial)
-        return attention.finish(total, sinks)[0]
+        out = attention.finish(total, sinks)[0]
+        if self.observer is not None:
+            seen = [*reducer.observed, ("here", near, sum(entry.tokens for entry in plan.near.entries))]
+            layer = plan.group.layers[index]
+            self.observer(Observation(layer, plan, index, q, scale, softcap, sinks, seen, out))
+        return out
 
     def _write(self, plan: GroupPlan, index: int, scratch: NDArray[np.int64]) -> None:
         writer = self._path.writer
-        if writer is None or not self._sealed:
+        full = self._sealed if self.capture is None else self._fills
+        if not full:
             return
         slots = {id(fill): int(slot) for fill, slot in zip(self._scratch, scratch, strict=True)}
         sources, sealings = [], []
-        for fill in self._sealed:
-            assert fill.sealing is not None
+        for fill in full:
             local = fill.block.parts[plan.index].local
             slot = slots[id(fill)] if local is None else int(local[index])
-            sources.append(plan.slots.bytes_of(slot))
-            sealings.append(fill.sealing)
-        writer.write(sealings, plan.index, index, sources)
+            if self.capture is not None:
+                self.capture(plan.group.layers[index], fill, plan.slots.bytes_of(slot))
+            if fill.sealing is not None:
+                sources.append(plan.slots.bytes_of(slot))
+                sealings.append(fill.sealing)
+        if writer is not None and sealings:
+            writer.write(sealings, plan.index, index, sources)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dualpath.errors import BlockLostError, PoolFullError, UnreachableError
+from dualpath.errors import BlockLostError, PeerError, PoolFullError, UnreachableError
 from dualpath.transport.base import Lane, Outcome
 from dualpath.wire.messages import BlockKey, PrepareItem
 
@@ -40,9 +40,7 @@ class Sealing:
 class Writer:
     """Puts sealed blocks into the pool, and takes them out again when nobody needs them."""
 
-    def __init__(
-        self, pool: Pool, layout: KVLayout, metrics: PathMetrics, *, spread: bool, deadline_s: float
-    ) -> None:
+    def __init__(self, pool: Pool, layout: KVLayout, metrics: PathMetrics, *, spread: bool, deadline_s: float) -> None:
         self._pool, self._layout, self._metrics = pool, layout, metrics
         self._spread, self._deadline_s = spread, deadline_s
         self._kept: Counter[tuple[int, BlockId]] = Counter()
@@ -106,8 +104,8 @@ class Writer:
         for number, keys in self._keys(sealings).items():
             try:
                 self._pool.nodes[number].abort(keys)
-            except Exception:  # noqa: BLE001, S112 - the error that led here is the one to report
-                continue
+            except PeerError:
+                continue  # the error that led here is the one to report
 
     def drop(self, blocks: Sequence[tuple[int, BlockId]], groups: Sequence[int] | None = None) -> None:
         """One owner fewer for these `(node, id)` blocks; the last one takes them out. Unreachable nodes are passed by.
@@ -128,8 +126,8 @@ class Writer:
         for number, some in keys.items():
             try:
                 self._pool.nodes[number].drop(some)
-            except Exception:  # noqa: BLE001, S112 - a dead node holds nothing
-                continue
+            except PeerError:
+                continue  # a node that is gone holds nothing
 
     # --- placement ---------------------------------------------------------------------------------------------
 

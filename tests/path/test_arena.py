@@ -1,0 +1,39 @@
+"""Local memory: two budgets that cannot squeeze each other."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dualpath.errors import CapacityError
+from dualpath.path.arena import Budget, LocalArena
+
+
+def test_budgets_are_apart_and_allocation_is_all_or_none() -> None:
+    arena = LocalArena(hot_bytes=300, window_bytes=200)
+    slots = arena.slots(100)
+    taken = slots.allocate(Budget.WINDOW, 2)
+    with pytest.raises(CapacityError, match="window is full"):
+        slots.allocate(Budget.WINDOW, 1)
+    assert slots.available(Budget.HOT) == 3
+    slots.allocate(Budget.HOT, 3)
+    with pytest.raises(CapacityError, match="hot region is full"):
+        slots.take(Budget.HOT)
+    assert (arena.used_bytes, arena.peak_bytes) == (500, 500)
+    slots.free(Budget.WINDOW, taken)
+    with pytest.raises(CapacityError):
+        slots.allocate(Budget.WINDOW, 3)
+    assert slots.available(Budget.WINDOW) == 2
+
+
+def test_slots_are_distinct_memory_over_several_extents() -> None:
+    arena = LocalArena(hot_bytes=None, window_bytes=0)
+    slots = arena.slots(40 << 20)
+    taken = slots.allocate(Budget.HOT, 3)
+    for i, slot in enumerate(taken.tolist()):
+        slots.bytes_of(slot)[:8] = bytes([i]) * 8
+    buffer, offset = slots.locate(taken)
+    assert len(set(zip(buffer.tolist(), offset.tolist(), strict=True))) == 3
+    for i in range(3):
+        assert arena.buffers[buffer[i]][offset[i]] == i
+    assert slots.array(int(taken[1]), np.dtype(np.float32), (-1,)).nbytes == 40 << 20

@@ -1,0 +1,275 @@
+"""The dual path against float64, over real nodes: every scheme, forks, crops, aborts, tiny budgets, failures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dualpath
+from dualpath.errors import BlockLostError, CapacityError, PoolFullError, UsageError
+from dualpath.kv import KVLayout
+from dualpath.path import DualPath, PathConfig, Scheme
+from dualpath.testing.pool import LocalNodes
+
+from .world import HYBRID, MLA, World
+
+REMOTE = [scheme for scheme in Scheme if scheme is not Scheme.LOCAL]
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[LocalNodes]:
+    with LocalNodes(2, capacity=64 << 20, threads=1) as running:
+        yield running
+
+
+def connect(nodes: LocalNodes, scheme: Scheme, tenant: str) -> Any:
+    if scheme is Scheme.LOCAL:
+        return None
+    spec = nodes.mapped_spec if scheme is Scheme.MAPPED else nodes.spec
+    return dualpath.connect(spec, tenant=tenant)
+
+
+class Opened:
+    """A path over its own pool connection, closed together."""
+
+    def __init__(self, nodes: LocalNodes, layout: KVLayout, scheme: Scheme, hot: int = 2, window: int = 6) -> None:
+        largest = max(layout.layer_block_bytes(group) for group in layout.groups)
+        self.pool = connect(nodes, scheme, f"{layout.model}-{scheme.value}")
+        config = PathConfig(scheme, hot * layout.block_bytes, window * largest, threads=2, deadline_s=5.0)
+        self.path = DualPath(layout, config, self.pool)
+        self.world = World(self.path)
+
+    def __enter__(self) -> World:
+        return self.world
+
+    def __exit__(self, *exc: object) -> None:
+        self.path.close()
+        if self.pool is not None:
+            self.pool.close()
+
+
+def steps(world: World, sequence: Any, count: int) -> None:
+    for _ in range(count):
+        world.step([(sequence, 1)])
+
+
+@pytest.mark.parametrize("layout", [HYBRID, MLA], ids=lambda layout: layout.model)
+@pytest.mark.parametrize("scheme", list(Scheme), ids=lambda scheme: scheme.value)
+def test_every_scheme_agrees_with_float64(nodes: LocalNodes, scheme: Scheme, layout: KVLayout) -> None:
+    with Opened(nodes, layout, scheme, hot=3) as world:
+        a = world.open()
+        world.append(a, 29)
+        for _ in range(20):
+            world.step([(a, 1)])
+        b = world.fork(a)
+        world.step([(a, 3), (b, 2)])
+        for _ in range(12):
+            world.step([(b, 1), (a, 1)])
+        world.crop(b, 43)
+        world.crop(a, 60)
+        world.step([(a, 5), (b, 4)])
+        world.close(a)
+        c = world.open()
+        world.step([(c, 11), (b, 1)])
+        assert world.path.metrics.peak_local_bytes <= world.path.arena.total_bytes
+    assert world.path.arena.used_bytes == 0
+
+
+def test_local_fetch_and_sharded_are_bitwise_equal(nodes: LocalNodes) -> None:
+    outs = []
+    for scheme, window in ((Scheme.LOCAL, 6), (Scheme.FETCH, 6), (Scheme.SHARDED, 3), (Scheme.BASELINE, 4)):
+        with Opened(nodes, HYBRID, scheme, hot=1, window=window) as world:
+            a = world.open()
+            for count in (8, 16, 5, 1, 1, 1, 9, 1):
+                world.step([(a, count)])
+            outs.append(world.outs)
+    for other in outs[1:]:
+        assert all(np.array_equal(x, y) for x, y in zip(outs[0], other, strict=True))
+
+
+@pytest.mark.parametrize("scheme", REMOTE, ids=lambda scheme: scheme.value)
+def test_one_hot_block_and_a_window_of_one(nodes: LocalNodes, scheme: Scheme) -> None:
+    with Opened(nodes, HYBRID, scheme, hot=1, window=1) as world:
+        a = world.open()
+        world.append(a, 50)
+        for _ in range(10):
+            world.step([(a, 1)])
+        assert world.path.metrics.peak_local_bytes <= HYBRID.block_bytes + HYBRID.layer_block_bytes(HYBRID.groups[0])
+
+
+@pytest.mark.parametrize("scheme", list(Scheme), ids=lambda scheme: scheme.value)
+def test_an_aborted_step_leaves_nothing_behind(nodes: LocalNodes, scheme: Scheme) -> None:
+    with Opened(nodes, HYBRID, scheme) as world:
+        a = world.open()
+        world.append(a, 37)
+        stored = [node.stats() for node in world.path.pool.nodes] if world.path.pool else []
+        local = world.path.arena.used_bytes
+        world.step([(a, 30)], commit=False)
+        assert world.path.length(a) == 37
+        assert world.path.arena.used_bytes <= local + world.path.config.window_bytes
+        if world.path.pool:
+            now = [node.stats() for node in world.path.pool.nodes]
+            assert [one["blocks_sealed"] for one in now] == [one["blocks_sealed"] for one in stored]
+        world.step([(a, 30)])
+        world.step([(a, 1)])
+
+
+def test_closing_gives_all_blocks_back(nodes: LocalNodes) -> None:
+    with Opened(nodes, HYBRID, Scheme.REDUCE) as world:
+        assert world.path.pool is not None
+        before = [node.stats()["blocks_sealed"] for node in world.path.pool.nodes]
+        a = world.open()
+        world.append(a, 60)
+        b = world.fork(a)
+        world.step([(b, 1)])
+        assert [node.stats()["blocks_sealed"] for node in world.path.pool.nodes] != before
+        world.close(a)
+        world.step([(b, 1)])
+        world.close(b)
+        assert [node.stats()["blocks_sealed"] for node in world.path.pool.nodes] == before
+
+
+def test_equal_prompts_in_one_batch_are_stored_once(nodes: LocalNodes) -> None:
+    with Opened(nodes, MLA, Scheme.SHARDED) as world:
+        ids = list(range(32))
+        a, b = world.path.open(), world.path.open()
+        step = world.path.begin([(a, ids), (b, ids)])
+        q = np.ones((64, 4, 24), np.float32)
+        k = np.tile(np.arange(32, dtype=np.float32)[:, None, None] / 9, (2, 1, 24))
+        for layer in range(3):
+            step.attend(layer, q, k, None, scale=0.1)
+        step.commit()
+        assert world.path.metrics.written_bytes == 4 * MLA.block_bytes
+        world.path.close_sequence(a)
+        assert world.path.block(b, 0).parts[0].refs is not None
+        step = world.path.begin([(b, [5])])
+        assert np.isfinite(step.attend(0, q[:1], k[:1], None, scale=0.1)).all()
+        step.abort()
+
+
+def test_wire_bytes_of_reduction_do_not_grow_with_the_context(nodes: LocalNodes) -> None:
+    with Opened(nodes, HYBRID, Scheme.REDUCE, hot=3) as world:
+        a = world.open()
+        per_token = []
+        for target in (63, 255):
+            world.append(a, target - world.path.length(a))
+            world.step([(a, 2)])
+            assert world.path.pool is not None
+            before = world.path.pool.counters
+            world.step([(a, 1)])
+            after = world.path.pool.counters
+            per_token.append(after.tx_bytes + after.rx_bytes - before.tx_bytes - before.rx_bytes)
+        assert abs(per_token[1] - per_token[0]) <= 8  # msgpack's integers take a byte or two more
+
+
+def test_a_full_pool_refuses_and_changes_nothing() -> None:
+    with LocalNodes(2, capacity=6 * MLA.block_bytes, threads=1) as small, Opened(small, MLA, Scheme.SHARDED) as world:
+        a = world.open()
+        world.append(a, 90)
+        with pytest.raises(PoolFullError, match="full"):
+            world.append(a, 64)
+        length = world.path.length(a)
+        assert 90 <= length < 96
+        world.step([(a, 1)])
+
+
+@pytest.mark.parametrize("scheme", [Scheme.BASELINE, Scheme.SHARDED, Scheme.REDUCE], ids=lambda s: s.value)
+def test_a_killed_node_is_one_clear_error_and_the_rest_stays_sound(scheme: Scheme) -> None:
+    with LocalNodes(2, capacity=16 << 20, threads=1) as two, Opened(two, HYBRID, scheme, hot=1) as world:
+        a = world.open()
+        world.append(a, 60)
+        two.nodes[0].kill()
+        with pytest.raises(BlockLostError) as caught:
+            steps(world, a, 3)  # what was prefetched is still good
+        assert caught.value.node == two.nodes[0].name
+        assert caught.value.block
+        if scheme is not Scheme.BASELINE:
+            assert world.path.pool is not None
+            assert world.path.pool.nodes[1].stats()["blocks_sealed"] > 0
+        assert world.path.length(a) >= 60
+
+
+def test_a_stopped_node_is_a_timeout_not_a_hang() -> None:
+    with LocalNodes(1, capacity=16 << 20, threads=1) as one:
+        pool = dualpath.connect(one.spec, timeout_s=1.0)
+        config = PathConfig(Scheme.FETCH, HYBRID.block_bytes, 1 << 13, deadline_s=1.0)
+        with pool, DualPath(HYBRID, config, pool) as path:
+            world = World(path)
+            a = world.open()
+            world.append(a, 60)
+            one.nodes[0].pause()
+            try:
+                with pytest.raises(BlockLostError, match="tokens"):
+                    steps(world, a, 3)
+            finally:
+                one.nodes[0].resume()
+
+
+def test_bad_input_is_refused_and_nothing_changes(nodes: LocalNodes) -> None:
+    with Opened(nodes, HYBRID, Scheme.SHARDED) as world:
+        path, a = world.path, world.open()
+        world.step([(a, 9)])
+        with pytest.raises(UsageError, match="no such sequence"):
+            path.length(99)  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match="twice"):
+            path.begin([(a, [1]), (a, [2])])
+        step = path.begin([(a, [1])])
+        q, k = np.zeros((1, 6, 16), np.float32), np.zeros((1, 2, 16), np.float32)
+        with pytest.raises(UsageError, match="a step is open"):
+            path.begin([(a, [1])])
+        with pytest.raises(UsageError, match="expected float32 \\[1, 6, 16\\]"):
+            step.attend(0, q[:, :5], k, k, scale=1.0)
+        with pytest.raises(UsageError, match="v is missing"):
+            step.attend(0, q, k, None, scale=1.0)
+        with pytest.raises(UsageError, match="layer 7"):
+            step.attend(7, q, k, k, scale=1.0)
+        step.abort()
+        step.abort()
+        with pytest.raises(UsageError, match="ended"):
+            step.attend(0, q, k, k, scale=1.0)
+        with pytest.raises(UsageError, match="cannot crop"):
+            path.crop(a, 10)
+        with pytest.raises(CapacityError, match="scratch"):
+            world.step([(a, 200)])
+        assert path.length(a) == 9
+
+
+def test_regions_too_small_for_one_block_are_refused(nodes: LocalNodes) -> None:
+    with dualpath.connect(nodes.spec) as pool:
+        with pytest.raises(CapacityError, match="hot region"):
+            DualPath(HYBRID, PathConfig(Scheme.FETCH, HYBRID.block_bytes - 1, 1 << 20), pool)
+        with pytest.raises(CapacityError, match="window"):
+            DualPath(HYBRID, PathConfig(Scheme.FETCH, 1 << 20, 100), pool)
+    with pytest.raises(UsageError, match="needs a pool"):
+        DualPath(HYBRID, PathConfig(Scheme.FETCH), None)
+
+
+def test_random_fill_is_the_same_for_every_scheme(nodes: LocalNodes) -> None:
+    outs = []
+    for scheme in (Scheme.LOCAL, Scheme.SHARDED, Scheme.REDUCE, Scheme.MAPPED):
+        with Opened(nodes, MLA, scheme) as world:
+            a = world.path.open()
+            world.path.fill_random(a, 83, seed=4)
+            assert world.path.length(a) == 80
+            step = world.path.begin([(a, [1])])
+            random = np.random.default_rng(0)
+            q = random.standard_normal((1, 4, 24)).astype(np.float32)
+            outs.append(step.attend(1, q, np.ones((1, 1, 24), np.float32), None, scale=0.3))
+            step.abort()
+    for other in outs[1:]:
+        np.testing.assert_allclose(other, outs[0], atol=1e-5)
+
+
+def test_a_lost_connection_is_made_anew_and_views_are_told_again(nodes: LocalNodes) -> None:
+    with Opened(nodes, HYBRID, Scheme.REDUCE) as world:
+        a = world.open()
+        world.append(a, 60)
+        world.step([(a, 1)])
+        assert world.path.pool is not None
+        for node in world.path.pool.nodes:
+            for stream in node.peer._streams:  # type: ignore[attr-defined]
+                stream.shutdown()
+        world.step([(a, 1)])
