@@ -46,6 +46,7 @@ class ReadRequest:
     refs: list[SlotRef]
     destinations: Sequence[memoryview]
     slot_bytes: int
+    number: int = 0  # in the order of submission to the lane
 
     @property
     def bytes(self) -> int:
@@ -82,6 +83,7 @@ class ReadLane:
         self.queue: deque[ReadRequest] = deque()
         self.dialer = dialer
         self.lane = lane
+        self.submitted = 0
         self.wanted = False
         self.closed = False
         self.opened = opened
@@ -93,6 +95,9 @@ class ReadLane:
         with self.lock:
             closed = self.closed
             if not closed:
+                for request in requests:
+                    self.submitted += 1
+                    request.number = self.submitted
                 self.queue.extend(requests)
                 if not self._started:
                     self._started = True
@@ -123,13 +128,13 @@ class ReadLane:
         for request in dropped:
             request.let_go()
 
-    def lost_connection(self, error: PeerError) -> None:
-        """A connection could not be made: unless another one lives, what is queued is lost."""
+    def lost_connection(self, error: PeerError, submitted: int) -> None:
+        """A connection could not be made: unless another one lives, what was queued before the attempt is lost."""
         with self.lock:
             others = [reader for reader in self._readers if reader.connected]
-            requests = [] if others else list(self.queue)
-            if not others:
-                self.queue.clear()
+            requests = [] if others else [request for request in self.queue if request.number <= submitted]
+            for request in requests:
+                self.queue.remove(request)
         self._lose(requests, error)
         for reader in others:
             while reader.pull():
@@ -245,11 +250,12 @@ class Reader:
                 if lane.closed:
                     return
                 lane.wanted = False
+                submitted = lane.submitted
             deadline = time.monotonic() + lane.dialer.connect_timeout_s
             try:
                 stream, welcome = lane.dialer.dial(lane.lane, user_timeout_ms=READER_USER_TIMEOUT_MS, deadline=deadline)
             except PeerError as error:
-                lane.lost_connection(error)
+                lane.lost_connection(error, submitted)
                 continue
             lane.opened(stream, welcome)
             self._attach(stream)
