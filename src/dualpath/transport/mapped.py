@@ -29,7 +29,7 @@ from dualpath.transport.base import Service, Ticket
 from dualpath.transport.calls import CallConnection
 from dualpath.transport.dial import Unix
 from dualpath.transport.peer import StreamPeer, check_transfer
-from dualpath.transport.reads import ReadRequest, split
+from dualpath.transport.requests import ReadRequest, split
 from dualpath.transport.server import StreamServer
 from dualpath.transport.ticket import ReadTicket
 from dualpath.wire.frames import Limits

@@ -19,7 +19,8 @@ from dualpath.errors import DeadlineError, PeerError, UnreachableError, UsageErr
 from dualpath.transport.base import Ticket, TransferCounters
 from dualpath.transport.calls import CallConnection, PendingCall
 from dualpath.transport.dial import CALLER_USER_TIMEOUT_MS, Dialer, Tcp, Unix
-from dualpath.transport.reads import ReadLane, split
+from dualpath.transport.reads import ReadLane
+from dualpath.transport.requests import split
 from dualpath.transport.stream import Stream
 from dualpath.transport.ticket import ReadTicket, Watchdog
 from dualpath.wire.auth import check_key
