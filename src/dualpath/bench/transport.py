@@ -45,6 +45,7 @@ STREAM_PIECE = 1 << 20
 SIZES = (256 << 10, 1 << 20, 4 << 20)
 SOCKETS = DEFAULT_CONNECTIONS[Lane.PREFETCH]
 COPIERS = 1
+OPERATIONS = 4  # reads that share the blocks in flight over TCP, to fill the pipe; a mapping needs only two
 
 Progress = Callable[[str], None]
 
@@ -142,8 +143,8 @@ def _connect(transport: str, address: str) -> Peer:
 
 def _read_blocks(peer: Peer, memory: NDArray[np.uint8], size: int, in_flight: int, total: int) -> float:
     """Read `total` bytes in random blocks, `in_flight` at a time; return bytes/s."""
-    group = max(1, in_flight // 4)  # a few blocks an operation, as a prefetcher does
-    operations, places = max(4, total // size // group), len(memory) // size
+    group = max(1, in_flight // (2 if isinstance(peer, MappedPeer) else OPERATIONS))
+    operations, places = max(2, total // size // group), len(memory) // size
     views = [memoryview(memory.data)[n * size : (n + 1) * size] for n in range(places)]
     refs = [SlotRef(slot, 1) for slot in range(REGION // size)]
     noise = random.Random(total)  # noqa: S311 seeded on purpose

@@ -1,0 +1,25 @@
+"""The transport bench runs and reports what it says; how fast is not a test's business."""
+
+import pytest
+
+from dualpath.bench import transport
+from dualpath.errors import UsageError
+
+
+def test_rows(monkeypatch):
+    monkeypatch.setattr(transport, "MIN_ROUND_BYTES", 8 << 20)
+    told = []
+    found = transport.run_transport_bench(sizes=[1 << 20], in_flight=4, repeat=1, progress=told.append)
+    assert [row["transport"] for row in found["rows"]] == ["tcp", "mapped"]
+    for row in found["rows"]:
+        assert set(row) == {"transport", "bytes", "in_flight", "gbps", "limit_gbps", "ratio", "spread"}
+        assert row["gbps"] > 0
+        assert row["ratio"] > 0
+    assert set(found["call_us"]) == {"tcp", "mapped"}
+    assert len(told) == 2
+
+
+def test_misuse():
+    for wrong in ({"sizes": [0]}, {"sizes": [1 << 40]}, {"in_flight": 0}, {"repeat": 0}):
+        with pytest.raises(UsageError):
+            transport.run_transport_bench(**wrong)
