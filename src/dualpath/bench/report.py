@@ -216,7 +216,7 @@ def _list(title: str, values: dict[str, Any]) -> str:
     for key, value in values.items():
         is_bytes = key.endswith("_bytes") and isinstance(value, int)
         name = key.removesuffix("_bytes").replace("_", " ")
-        text = format_bytes(value) if is_bytes else _WORDS.get((key, value), str(value))
+        text = format_bytes(value) if is_bytes else _WORDS.get((key, value), "—" if value is None else str(value))
         items.append(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>")
     return f"<h2>{escape(title)}</h2><dl>{''.join(items)}</dl>"
 

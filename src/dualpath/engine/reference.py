@@ -9,7 +9,6 @@ from typing import Any
 from dualpath.engine.load import LoadedModel
 
 
-
 class PlainModel:
     """One sequence decoded by an unmodified model with its stock cache, all local.
 
