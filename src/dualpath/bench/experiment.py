@@ -83,12 +83,9 @@ def run_experiment(config: ExperimentConfig, *, view: View) -> dict[str, Any]:
 
 def run_on_model(config: ExperimentConfig, loaded: LoadedModel, *, view: View) -> dict[str, Any]:
     """Run the experiment on a model that is loaded already."""
-    from dualpath.engine.load import kv_layout
+    from dualpath.engine.load import kv_layout, use_threads
 
-    if config.threads:
-        import torch
-
-        torch.set_num_threads(config.threads)
+    use_threads(config.threads)
     if config.random:  # only bytes are measured: positions beyond the model's limit are fine
         loaded = dataclasses.replace(loaded, max_context=sys.maxsize)
     layout = kv_layout(loaded, hot_bytes=config.hot_bytes, block_tokens=config.block_tokens)

@@ -40,7 +40,7 @@ def open_nodes(config: ExperimentConfig, capacity_bytes: int) -> Iterator[Nodes]
         found.connector("check")().close()  # so that a node that is not there is said now, not after minutes
         yield found
         return
-    from dualpath.testing.pool import LocalNodes
+    from dualpath.pool.local import LocalNodes
 
     with LocalNodes(config.nodes, capacity=capacity_bytes) as nodes:
         yield Nodes(nodes.spec, nodes.mapped_spec, nodes.key, config.deadline_s)

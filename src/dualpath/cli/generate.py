@@ -111,17 +111,14 @@ def _generate(
     loaded: LoadedModel, ids: list[int], settings: Any, pool_spec: str, *, new_tokens: int, quiet: bool
 ) -> dict[str, Any]:
     """Run prefill and decode, printing text as it comes unless `quiet`, and return the statistics."""
-    import torch
-
     from dualpath.bench.prompt import check_context
     from dualpath.engine.engine import Engine
-    from dualpath.engine.load import kv_layout
+    from dualpath.engine.load import kv_layout, use_threads
     from dualpath.path import DualPath
     from dualpath.pool.client import connect
 
     check_context(len(ids), new_tokens, loaded.max_context, model=loaded.name)
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
+    use_threads(settings.threads)
     layout = kv_layout(loaded, hot_bytes=settings.hot_bytes)
     key = os.environ.get("DUALPATH_KEY") or None
     with contextlib.ExitStack() as stack:

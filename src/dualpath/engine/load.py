@@ -93,6 +93,14 @@ def load_model(name: str, *, dtype: str = "float32", progress: Progress | None =
     )
 
 
+def use_threads(count: int) -> None:
+    """Let the model's matrix products use `count` threads; 0 leaves the default, all cores."""
+    if count:
+        import torch
+
+        torch.set_num_threads(count)
+
+
 def parse_shape(name: str) -> dict[str, int]:
     """Return the numbers in `shape:layers=2,kv_heads=1,...` over `SHAPE_DEFAULTS`, or raise `UsageError`."""
     shape = dict(SHAPE_DEFAULTS)
@@ -123,6 +131,14 @@ def kv_layout(loaded: LoadedModel, *, hot_bytes: int, block_tokens: int = 0) -> 
         one = KVLayout.from_config(loaded.config, dtype=loaded.dtype, block_tokens=1)
         block_tokens = block_tokens_that_fit(one.bytes_per_token, hot_bytes)
     return KVLayout.from_config(loaded.config, dtype=loaded.dtype, block_tokens=block_tokens, model=loaded.fingerprint)
+
+
+def use_threads(count: int) -> None:
+    """Let models compute with `count` threads from now on; 0 leaves it to torch."""
+    if count:
+        import torch
+
+        torch.set_num_threads(count)
 
 
 def _require_transformers() -> None:

@@ -20,7 +20,7 @@ from dualpath.errors import UsageError
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
-class LayerKind(str, enum.Enum):
+class LayerKind(enum.StrEnum):
     """What a layer's attention sees. The value is the wire name."""
 
     FULL = "full"

@@ -1,1 +1,1 @@
-
+"""Public fakes, fault injection and conformance suites: one suite per contract, for any implementation of it."""

@@ -32,7 +32,7 @@ class Outcome(enum.IntEnum):
     CANCELLED = 3
 
 
-class FailureCode(str, enum.Enum):
+class FailureCode(enum.StrEnum):
     """Why a request as a whole failed; each maps to one error of `dualpath.errors`."""
 
     PROTOCOL = "protocol"
@@ -105,7 +105,7 @@ class BlockKey(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PrepareItem(msgspec.Struct, frozen=True, array_like=True):
-    """Room wanted for one block: `slots` slots (one per layer of the group) of `slot_bytes`; it holds `tokens` tokens."""
+    """Room wanted for one block of `tokens` tokens: `slots` slots (one per layer of the group) of `slot_bytes`."""
 
     key: BlockKey
     slots: int
