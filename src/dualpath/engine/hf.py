@@ -327,7 +327,7 @@ def _mask(*, attention_mask: torch.Tensor | None = None, **kwargs: Any) -> torch
 
 def _tell(cache: weakref.ref[DualPathCache], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Before each forward pass: note its token ids, so that blocks get content ids and can be recomputed."""
-    found = cache()
+    found: Any = cache()
     if found is None or kwargs.get(CACHE_KEYWORD) is not found:
         return
     ids = kwargs.get("input_ids", args[0] if args else None)

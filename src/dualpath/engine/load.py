@@ -93,14 +93,6 @@ def load_model(name: str, *, dtype: str = "float32", progress: Progress | None =
     )
 
 
-def use_threads(count: int) -> None:
-    """Let the model's matrix products use `count` threads; 0 leaves the default, all cores."""
-    if count:
-        import torch
-
-        torch.set_num_threads(count)
-
-
 def parse_shape(name: str) -> dict[str, int]:
     """Return the numbers in `shape:layers=2,kv_heads=1,...` over `SHAPE_DEFAULTS`, or raise `UsageError`."""
     shape = dict(SHAPE_DEFAULTS)
