@@ -327,11 +327,11 @@ def _mask(*, attention_mask: torch.Tensor | None = None, **kwargs: Any) -> torch
 
 def _tell(cache: weakref.ref[DualPathCache], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Before each forward pass: note its token ids, so that blocks get content ids and can be recomputed."""
-    found: Any = cache()
-    if found is None or kwargs.get(CACHE_KEYWORD) is not found:
+    owner = cache()
+    if owner is None or id(kwargs.get(CACHE_KEYWORD)) != id(owner):
         return
     ids = kwargs.get("input_ids", args[0] if args else None)
-    found._ids = ids if isinstance(ids, torch.Tensor) else None
+    owner._ids = ids if isinstance(ids, torch.Tensor) else None
 
 
 def _pack(states: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
