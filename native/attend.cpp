@@ -7,7 +7,7 @@
 namespace dualpath {
 namespace {
 
-constexpr size_t wave_floats = 1 << 20;    // partials of a wave: 4 MB, so that the fold reads them from a cache
+constexpr size_t wave_floats = 1 << 18;    // partials of a wave: 1 MB, so that the fold reads them from a cache
 constexpr size_t chunk_bytes = 512 << 10;  // what a thread reads in one go
 
 size_t element_bytes(Dtype dtype) { return dtype == Dtype::float32 ? 4 : 2; }
@@ -29,15 +29,27 @@ bool sees(const Call &c, Span rows, const Block &b) {
     return b.position <= rows.high && (c.window == 0 || b.position + b.tokens - 1 > rows.low - c.window);
 }
 
-template <class Work> void run(int items, int chunk, int threads, Work work) {
+template <class Work>
+void run(int items, int chunk, int threads, Work work) {
     parallel(items, chunk, threads, [](void *w, int begin, int end) { (*static_cast<Work *>(w))(begin, end); }, &work);
 }
+
+// A caller's buffers, kept for its next call: fresh memory would cost a page fault per 4 KB.
+struct Buffers {
+    std::vector<DecodeItem> items;
+    std::vector<FoldItem> folds;
+    std::vector<float> partials;
+};
+thread_local Buffers buffers;
 
 // Blocks x heads in the order in which they lie in memory, in waves; after each wave the partials are folded in token
 // order. A block's partial depends on nothing but the block and the row, so any thread may compute any of them.
 class Decode {
 public:
-    Decode(const Kernel &kernel, const Call &call, int threads) : kernel_(kernel), call_(call), threads_(threads) {}
+    Decode(const Kernel &kernel, const Call &call, int threads) : kernel_(kernel), call_(call), threads_(threads) {
+        items_.clear();
+        folds_.clear();
+    }
 
     void add(const Sequence &s) {
         const int rows = s.row_end - s.row_begin;
@@ -52,7 +64,8 @@ public:
                 count = 0;
             }
             if (!count) first = (int)items_.size();
-            for (int h = 0; h < call_.kv_heads; h++, used_ += floats) items_.push_back({s.row_begin, rows, b, h, used_});
+            for (int h = 0; h < call_.kv_heads; h++, used_ += floats)
+                items_.push_back({s.row_begin, rows, b, h, used_});
             count++;
         }
         if (count) close(first, count);
@@ -70,7 +83,8 @@ public:
         const int folds = (int)folds_.size();
         // Folding is short: a second thread pays only where there is much of it.
         const int fold_threads = used_ > 65536 ? threads_ : 1;
-        run(folds, std::max(1, folds / (threads_ * 2)), fold_threads, [&](int a, int b) { kernel_.fold(call_, folds_.data(), items_.data(), a, b); });
+        run(folds, std::max(1, folds / (threads_ * 2)), fold_threads,
+            [&](int a, int b) { kernel_.fold(call_, folds_.data(), items_.data(), a, b); });
         items_.clear();
         folds_.clear();
         used_ = 0;
@@ -85,9 +99,9 @@ private:
     const Call &call_;
     const int threads_;
     size_t used_ = 0;
-    std::vector<DecodeItem> items_;
-    std::vector<FoldItem> folds_;
-    std::vector<float> partials_;
+    std::vector<DecodeItem> &items_ = buffers.items;
+    std::vector<FoldItem> &folds_ = buffers.folds;
+    std::vector<float> &partials_ = buffers.partials;
 };
 
 // Rows x heads in tiles; a tile walks all blocks of its sequence. Last tiles first: under a causal mask they see most.
@@ -101,7 +115,8 @@ void prefill(const Kernel &kernel, const Call &call, const std::vector<Sequence>
         const int m = (s.row_end - s.row_begin) * call.group, tiles = (int)((m + tile - 1) / tile);
         for (int t = tiles - 1; t >= 0; t--)
             for (int h = 0; h < call.kv_heads; h++)
-                items.push_back({s.row_begin, (int)((int64_t)m * t / tiles), (int)((int64_t)m * (t + 1) / tiles), s.block_begin, s.block_end, h});
+                items.push_back({s.row_begin, (int)((int64_t)m * t / tiles), (int)((int64_t)m * (t + 1) / tiles),
+                                 s.block_begin, s.block_end, h});
     }
     run((int)items.size(), 1, threads, [&](int a, int b) { kernel.prefill(call, items.data(), a, b, thread_scratch); });
 }
@@ -113,8 +128,10 @@ void attend(const Kernel &kernel, const Call &call, const std::vector<Sequence> 
     std::vector<Sequence> many;
     for (const auto &s : sequences) {
         if (s.row_begin == s.row_end || s.block_begin == s.block_end) continue;
-        if ((s.row_end - s.row_begin) * call.group <= decode_rows) decode.add(s);
-        else many.push_back(s);
+        if ((s.row_end - s.row_begin) * call.group <= decode_rows)
+            decode.add(s);
+        else
+            many.push_back(s);
     }
     decode.flush();
     if (!many.empty()) prefill(kernel, call, many, threads);

@@ -14,7 +14,8 @@ struct Sequence {
 // Updates the state that `call` points to. Blocks and sequences must have been validated.
 void attend(const Kernel &kernel, const Call &call, const std::vector<Sequence> &sequences, int threads);
 
-// Reads `bytes` with `threads` threads in the order that attend would; returns a sum, so that nothing is optimised away.
+// Reads `bytes` with `threads` threads in the order that attend would; returns a sum, so that nothing is optimised
+// away.
 float read_all(const Kernel &kernel, const unsigned char *data, size_t bytes, int threads);
 
 }  // namespace dualpath

@@ -13,6 +13,25 @@
 namespace DUALPATH_ISA {
 
 constexpr int decode_run = 256, value_run = 64;
+constexpr size_t prefetch_bytes = 16384;  // how far ahead: a few microseconds of one thread's share of the bandwidth
+
+// Asks for memory at the rate at which it is used: a tile of rows is walked several times (by groups of heads, by
+// columns), so every step of every walk asks for its share of the bytes that lie ahead of the tile. They go to the
+// second-level cache: the first has too few buffers for lines under way. Past the end of a stream lies, as a rule, what
+// is read next.
+struct Prefetch {
+    const char *next;
+    size_t step;               // bytes per row of a walk, in 1/256
+    size_t due = 0, done = 0;  // likewise in 1/256
+
+    DP_INLINE void advance(int rows) {
+        due += rows * step;
+        for (; done < due; done += 64 * 256) {
+            __builtin_prefetch(next, 0, 2);
+            next += 64;
+        }
+    }
+};
 
 // Vector i of a stored row. For bf16, vectors 2j and 2j+1 are the even and the odd elements of 2W consecutive ones.
 DP_INLINE vf stream(const float *row, int i) { return load(row + i * W); }
@@ -22,18 +41,21 @@ DP_INLINE vf stream(const bf16 *row, int i) {
     return (vf)(i % 2 ? raw & (int32_t)0xffff0000 : raw << 16);
 }
 
-template <class T> struct Pairs { static constexpr int n = 1; };  // vectors that must be streamed together
-template <> struct Pairs<bf16> { static constexpr int n = 2; };
+template <class T>
+struct Pairs {
+    static constexpr int n = 1;
+};  // vectors that must be streamed together
+template <>
+struct Pairs<bf16> {
+    static constexpr int n = 2;
+};
 
 // Scores of H rows of q against N keys; out[h * pitch + k].
 template <class T, int H, int N>
-DP_INLINE void dots(const float *q, int dim, const T *k, float *out, int pitch, bool ahead) {
+DP_INLINE void dots(const float *q, int dim, const T *k, float *out, int pitch, Prefetch &ahead) {
     constexpr int P = Pairs<T>::n, total = H * N, groups = (total + W - 1) / W;
     vf a[groups * W] = {};
-    if (ahead) {  // 16 rows ahead in this stream; past its end lies, as a rule, what is read next
-        const char *p = reinterpret_cast<const char *>(k + 16 * (size_t)dim);
-        for (size_t o = 0; o < N * (size_t)dim * sizeof(T); o += 64) __builtin_prefetch(p + o, 0, 3);
-    }
+    ahead.advance(N);
     for (int i = 0; i < dim / W; i += P) {
         DP_UNROLL
         for (int e = 0; e < P; e++) {
@@ -57,7 +79,8 @@ DP_INLINE void dots(const float *q, int dim, const T *k, float *out, int pitch, 
 
 // acc[h] += sum over `rows` of weight[h][row] * V[row], for V vectors [0, C) of a row.
 template <class T, int H, int C>
-DP_INLINE void weighted(const float *weight, int pitch, const T *v, size_t stride, int rows, float *acc, int dim, bool ahead) {
+DP_INLINE void weighted(const float *weight, int pitch, const T *v, size_t stride, int rows, float *acc, int dim,
+                        Prefetch &ahead) {
     constexpr int P = Pairs<T>::n;
     vf r[H][C];
     DP_UNROLL
@@ -66,10 +89,7 @@ DP_INLINE void weighted(const float *weight, int pitch, const T *v, size_t strid
         for (int c = 0; c < C; c++) r[h][c] = load(acc + h * dim + c * W);
     }
     for (int i = 0; i < rows; i++, v += stride) {
-        if (ahead) {
-            const char *p = reinterpret_cast<const char *>(v + 16 * stride);
-            for (size_t o = 0; o < stride * sizeof(T); o += 64) __builtin_prefetch(p + o, 0, 3);
-        }
+        ahead.advance(1);
         vf x[C];
         DP_UNROLL
         for (int c = 0; c < C; c++) x[c] = P == 2 ? stream(v + (c / 2) * 2 * W, c % 2) : stream(v, c);
@@ -87,47 +107,68 @@ DP_INLINE void weighted(const float *weight, int pitch, const T *v, size_t strid
     }
 }
 
-template <class T, int H>
-void score_run(const float *q, int dim, const T *k, int keys, float *s, bool ahead) {
-    // As many dot products at a time as registers allow: 32 of 16 floats, else 16.
-    constexpr int N = W == 16 ? (H == 1 ? 16 : H == 4 ? 4 : 8) : W == 8 ? (H == 1 ? 8 : H == 4 ? 2 : 4) : (H == 1 ? 8 : H == 4 ? 2 : 4);
-    int i = 0;
-    for (; i + N <= keys; i += N) dots<T, H, N>(q, dim, k + i * (size_t)dim, s + i, decode_run, ahead);
-    for (; i < keys; i++) dots<T, H, 1>(q, dim, k + i * (size_t)dim, s + i, decode_run, false);
+// Keys whose dot products with H rows of q are summed at a time: as many as registers allow.
+constexpr int keys_at_once(int h) {
+    if (W == 16) return h == 1 ? 16 : h == 4 ? 4 : 8;
+    return h == 1 ? 8 : h == 4 ? 2 : 4;
 }
 
 template <class T, int H>
-void value_pass(const float *s, const T *v, size_t stride, int rows, float *acc, int dim, bool ahead) {
-    constexpr int C = W == 16 ? (H == 4 ? 4 : 8) : (H == 4 ? 2 : H == 1 ? 8 : H == 2 ? 4 : 2);
+void score_run(const float *q, int dim, const T *k, int keys, float *s, Prefetch &ahead) {
+    constexpr int N = keys_at_once(H);
+    int i = 0;
+    for (; i + N <= keys; i += N) dots<T, H, N>(q, dim, k + i * (size_t)dim, s + i, decode_run, ahead);
+    for (; i < keys; i++) dots<T, H, 1>(q, dim, k + i * (size_t)dim, s + i, decode_run, ahead);
+}
+
+// Vectors of a V row that fit into registers beside H rows of weights.
+constexpr int columns(int h) { return W == 16 ? (h == 4 ? 4 : 8) : h == 1 ? 8 : h == 2 ? 4 : 2; }
+
+// How often a row is walked for all columns, as value_pass does it.
+DP_INLINE int walks_of(int h, int vectors) {
+    int c = columns(h), left = vectors % c;
+    return vectors / c + (c > 4 && left >= 4) + (c > 2 && left % 4 >= 2) + left % 2;
+}
+
+template <class T, int H>
+void value_pass(const float *s, const T *v, size_t stride, int rows, float *acc, int dim, Prefetch &ahead) {
+    constexpr int C = columns(H);
     int c = 0, n = dim / W;
-    for (; c + C <= n; c += C) weighted<T, H, C>(s, decode_run, v + c * W, stride, rows, acc + c * W, dim, ahead && c == 0);
+    for (; c + C <= n; c += C) weighted<T, H, C>(s, decode_run, v + c * W, stride, rows, acc + c * W, dim, ahead);
     if constexpr (C > 4)
-        if (c + 4 <= n) weighted<T, H, 4>(s, decode_run, v + c * W, stride, rows, acc + c * W, dim, ahead && c == 0), c += 4;
+        if (c + 4 <= n) weighted<T, H, 4>(s, decode_run, v + c * W, stride, rows, acc + c * W, dim, ahead), c += 4;
     if constexpr (C > 2)
-        if (c + 2 <= n) weighted<T, H, 2>(s, decode_run, v + c * W, stride, rows, acc + c * W, dim, ahead && c == 0), c += 2;
+        if (c + 2 <= n) weighted<T, H, 2>(s, decode_run, v + c * W, stride, rows, acc + c * W, dim, ahead), c += 2;
     if constexpr (Pairs<T>::n == 1)
-        if (c < n) weighted<T, H, 1>(s, decode_run, v + c * W, stride, rows, acc + c * W, dim, ahead && c == 0);
+        if (c < n) weighted<T, H, 1>(s, decode_run, v + c * W, stride, rows, acc + c * W, dim, ahead);
 }
 
 // Rows go in groups of at most 4, as even as they come.
 DP_INLINE int next_group(int left) { return left <= 4 ? left : left == 5 || left == 6 || left == 9 ? 3 : 4; }
 
 template <class T>
-void decode_block(const T *k, const T *v, size_t stride, const float *q, int dim, int value_dim, int m, const Range *seen,
-                  int lo, int hi, float softcap, float *s, float *max, float *exp_sum, float *acc) {
+void decode_block(const T *k, const T *v, size_t stride, const float *q, int dim, int value_dim, int m,
+                  const Range *seen, int lo, int hi, float softcap, float *s, float *max, float *exp_sum, float *acc) {
+    size_t walks = 0, value_walks = 0;
+    for (int h = 0, g; h < m; h += g, walks++) value_walks += walks_of(g = next_group(m - h), value_dim / W);
     for (int first = lo; first < hi; first += decode_run) {
         int keys = lesser(hi - first, decode_run), padded = (keys + W - 1) / W * W;
         for (int tile = 0; tile < keys; tile += 64) {  // K rows of a tile stay in L1 for the next group of rows
             int n = lesser(keys - tile, 64);
             const T *rows = k + (size_t)(first + tile) * dim;
+            Prefetch ahead = {reinterpret_cast<const char *>(rows) + prefetch_bytes, dim * sizeof(T) * 256 / walks};
             for (int h = 0, g; h < m; h += g) {
                 g = next_group(m - h);
                 const float *qh = q + h * dim;
                 float *sh = s + h * decode_run + tile;
-                if (g == 4) score_run<T, 4>(qh, dim, rows, n, sh, h == 0);
-                else if (g == 3) score_run<T, 3>(qh, dim, rows, n, sh, h == 0);
-                else if (g == 2) score_run<T, 2>(qh, dim, rows, n, sh, h == 0);
-                else score_run<T, 1>(qh, dim, rows, n, sh, h == 0);
+                if (g == 4)
+                    score_run<T, 4>(qh, dim, rows, n, sh, ahead);
+                else if (g == 3)
+                    score_run<T, 3>(qh, dim, rows, n, sh, ahead);
+                else if (g == 2)
+                    score_run<T, 2>(qh, dim, rows, n, sh, ahead);
+                else
+                    score_run<T, 1>(qh, dim, rows, n, sh, ahead);
             }
         }
         for (int h = 0; h < m; h++) {
@@ -138,19 +179,26 @@ void decode_block(const T *k, const T *v, size_t stride, const float *q, int dim
             }
             float keep = weigh(s + h * decode_run, padded, r, softcap, max[h], exp_sum[h]);
             if (keep != 1.0f)
-                for (int d = 0; d < value_dim; d += W) store(acc + h * value_dim + d, load(acc + h * value_dim + d) * keep);
+                for (int d = 0; d < value_dim; d += W)
+                    store(acc + h * value_dim + d, load(acc + h * value_dim + d) * keep);
         }
         for (int tile = 0; tile < keys; tile += value_run) {
             int n = lesser(keys - tile, value_run);
             const T *rows = v + (size_t)(first + tile) * stride;
+            Prefetch ahead = {reinterpret_cast<const char *>(rows) + prefetch_bytes,
+                              stride * sizeof(T) * 256 / value_walks};
             for (int h = 0, g; h < m; h += g) {
                 g = next_group(m - h);
                 const float *sh = s + h * decode_run + tile;
                 float *ah = acc + h * value_dim;
-                if (g == 4) value_pass<T, 4>(sh, rows, stride, n, ah, value_dim, h == 0);
-                else if (g == 3) value_pass<T, 3>(sh, rows, stride, n, ah, value_dim, h == 0);
-                else if (g == 2) value_pass<T, 2>(sh, rows, stride, n, ah, value_dim, h == 0);
-                else value_pass<T, 1>(sh, rows, stride, n, ah, value_dim, h == 0);
+                if (g == 4)
+                    value_pass<T, 4>(sh, rows, stride, n, ah, value_dim, ahead);
+                else if (g == 3)
+                    value_pass<T, 3>(sh, rows, stride, n, ah, value_dim, ahead);
+                else if (g == 2)
+                    value_pass<T, 2>(sh, rows, stride, n, ah, value_dim, ahead);
+                else
+                    value_pass<T, 1>(sh, rows, stride, n, ah, value_dim, ahead);
             }
         }
     }
@@ -186,11 +234,11 @@ void decode_item(const Call &c, const DecodeItem &item, Scratch scratch) {
     const bool direct = c.head_dim % unit == 0 && c.value_dim % unit == 0;
     const int dim = direct ? c.head_dim : (c.head_dim + W - 1) / W * W;
     const int value_dim = direct ? c.value_dim : (c.value_dim + W - 1) / W * W;
-    const size_t copies = direct ? 0 : (size_t)block.tokens * dim * 2;
-    float *space = scratch((size_t)m * (dim + decode_run + value_dim + sizeof(Range) / 4) + copies + 3 * W);
-    float *q = space, *s = q + m * dim, *acc = s + m * decode_run;
+    const bool paired = direct && Pairs<T>::n == 2;
+    const size_t extra = direct ? 0 : (size_t)block.tokens * dim * 2;
+    float *space = scratch((size_t)m * (dim + decode_run + value_dim + sizeof(Range) / 4) + extra);
+    float *q = space + extra, *s = q + m * dim, *acc = s + m * decode_run;
     Range *seen = reinterpret_cast<Range *>(acc + m * value_dim);
-    float *copy = acc + m * (value_dim + sizeof(Range) / 4);
 
     int lo = block.tokens, hi = 0;
     float *max = item.partial, *exp_sum = max + m, *out = exp_sum + m;
@@ -201,7 +249,7 @@ void decode_item(const Call &c, const DecodeItem &item, Scratch scratch) {
         const float *from = c.q + ((size_t)row * heads + (size_t)item.head * c.group + r % c.group) * c.head_dim;
         for (int d = 0; d < c.head_dim; d++) q[r * dim + d] = from[d] * c.scale;
         for (int d = c.head_dim; d < dim; d++) q[r * dim + d] = 0;
-        if (direct && Pairs<T>::n == 2) split_pairs(q + r * dim, dim);
+        if (paired) split_pairs(q + r * dim, dim);
         max[r] = -__builtin_inff();
         exp_sum[r] = 0;
     }
@@ -209,15 +257,18 @@ void decode_item(const Call &c, const DecodeItem &item, Scratch scratch) {
     if (direct) {
         decode_block<T>(k, v, c.head_dim, q, dim, value_dim, m, seen, lo, hi, c.softcap, s, max, exp_sum, acc);
     } else if (lo < hi) {
-        float *wide_k = copy, *wide_v = copy + (size_t)block.tokens * dim;
+        float *wide_k = space, *wide_v = space + (size_t)block.tokens * dim;
         for (int t = lo; t < hi; t++) {
-            for (int d = 0; d < dim; d++) wide_k[(size_t)t * dim + d] = d < c.head_dim ? widen(k[(size_t)t * c.head_dim + d]) : 0;
-            for (int d = 0; d < value_dim; d++) wide_v[(size_t)t * value_dim + d] = d < c.value_dim ? widen(v[(size_t)t * c.head_dim + d]) : 0;
+            for (int d = 0; d < dim; d++)
+                wide_k[(size_t)t * dim + d] = d < c.head_dim ? widen(k[(size_t)t * c.head_dim + d]) : 0;
+            for (int d = 0; d < value_dim; d++)
+                wide_v[(size_t)t * value_dim + d] = d < c.value_dim ? widen(v[(size_t)t * c.head_dim + d]) : 0;
         }
-        decode_block<float>(wide_k, wide_v, value_dim, q, dim, value_dim, m, seen, lo, hi, c.softcap, s, max, exp_sum, acc);
+        decode_block<float>(wide_k, wide_v, value_dim, q, dim, value_dim, m, seen, lo, hi, c.softcap, s, max, exp_sum,
+                            acc);
     }
     for (int r = 0; r < m; r++) {
-        if (direct && Pairs<T>::n == 2) join_pairs(acc + r * value_dim, value_dim);
+        if (paired) join_pairs(acc + r * value_dim, value_dim);
         memcpy(out + (size_t)r * c.value_dim, acc + (size_t)r * value_dim, c.value_dim * sizeof(float));
     }
 }
@@ -243,7 +294,8 @@ void fold_item(const Call &c, const FoldItem &fold, const DecodeItem *items) {
         size_t at = (size_t)(head.row_begin + r / c.group) * heads + (size_t)head.head * c.group + r % c.group;
         for (int i = 0; i < fold.count; i++) {
             const float *p = items[fold.first + (size_t)i * fold.step].partial;
-            fold_row(c.max[at], c.exp_sum[at], c.acc + at * c.value_dim, p[r], p[m + r], p + 2 * m + (size_t)r * c.value_dim, c.value_dim);
+            fold_row(c.max[at], c.exp_sum[at], c.acc + at * c.value_dim, p[r], p[m + r],
+                     p + 2 * m + (size_t)r * c.value_dim, c.value_dim);
         }
     }
 }

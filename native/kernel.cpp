@@ -10,6 +10,7 @@ using namespace dualpath;
 
 #include "decode.hpp"
 #include "prefill.hpp"
+#include "amx.hpp"
 
 namespace DUALPATH_ISA {
 
@@ -31,7 +32,15 @@ static void prefill(const Call &c, const PrefillItem *items, int begin, int end,
     for (int i = begin; i < end; i++) {
         switch (c.dtype) {
             case Dtype::float32: prefill_item<float>(c, items[i], scratch); break;
-            case Dtype::bfloat16: prefill_item<bf16>(c, items[i], scratch); break;
+            case Dtype::bfloat16:
+#if defined(__AMX_BF16__)
+                if (c.head_dim % 32 == 0 && c.value_dim % 32 == 0) {
+                    matrix_prefill_item(c, items[i], scratch);
+                    break;
+                }
+#endif
+                prefill_item<bf16>(c, items[i], scratch);
+                break;
             case Dtype::float16: prefill_item<fp16>(c, items[i], scratch); break;
         }
     }

@@ -31,7 +31,7 @@ struct Call {
 // block alone to `partial`.
 struct DecodeItem {
     int32_t row_begin, row_count, block, head;
-    size_t offset;   // of `partial` in the buffer of a wave
+    size_t offset;  // of `partial` in the buffer of a wave
     float *partial = nullptr;
 };
 

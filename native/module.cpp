@@ -7,12 +7,24 @@
 #include <string>
 #include <vector>
 
+#if defined(DUALPATH_AMX)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include "attend.hpp"
 
 namespace nb = nanobind;
 
-#define DP_DECLARE(isa) namespace isa { extern const dualpath::Kernel kernel; }
+#define DP_DECLARE(isa)                   \
+    namespace isa {                       \
+    extern const dualpath::Kernel kernel; \
+    }
 #if defined(DUALPATH_X86)
+#if defined(DUALPATH_AMX)
+DP_DECLARE(dualpath_amx)
+#endif
 DP_DECLARE(dualpath_avx512)
 DP_DECLARE(dualpath_avx2)
 #endif
@@ -27,6 +39,17 @@ struct Variant {
     bool usable;
 };
 
+#if defined(DUALPATH_AMX)
+// The matrix unit with bf16, vector conversions to bf16, and the system's leave to use the former in all threads.
+bool has_amx() {
+    unsigned a, b, c, d;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d >> 22 & 1) || !(d >> 24 & 1)) return false;
+    if (!__get_cpuid_count(7, 1, &a, &b, &c, &d) || !(a >> 5 & 1)) return false;
+    constexpr int request_permission = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    return syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
+}
+#endif
+
 std::vector<Variant> &variants() {
     static std::vector<Variant> all = [] {
         std::vector<Variant> list;
@@ -35,6 +58,9 @@ std::vector<Variant> &variants() {
         bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
         bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+#if defined(DUALPATH_AMX)
+        list.push_back({"amx", &dualpath_amx::kernel, avx512 && has_amx()});
+#endif
         list.push_back({"avx512", &dualpath_avx512::kernel, avx512});
         list.push_back({"avx2", &dualpath_avx2::kernel, avx2});
 #endif
@@ -67,9 +93,11 @@ public:
         const bool known = *format && !format[1] && codes.find(*format) != std::string::npos;
         std::string why;
         if (!known || view_.itemsize != item_bytes)
-            why = std::string(name) + " must have items of " + std::to_string(item_bytes) + " bytes of kind " + kind + ", not format " + format;
+            why = std::string(name) + " must have items of " + std::to_string(item_bytes) + " bytes of kind " + kind +
+                  ", not format " + format;
         else if (view_.ndim != dimensions)
-            why = std::string(name) + " must have " + std::to_string(dimensions) + " dimensions, not " + std::to_string(view_.ndim);
+            why = std::string(name) + " must have " + std::to_string(dimensions) + " dimensions, not " +
+                  std::to_string(view_.ndim);
         else if (item_bytes > 1 && reinterpret_cast<uintptr_t>(view_.buf) % item_bytes)
             why = std::string(name) + " is not aligned to its items";
         if (!why.empty()) {
@@ -84,12 +112,16 @@ public:
         if (view_.obj) PyBuffer_Release(&view_);
     }
 
-    template <class T> T *as() const { return static_cast<T *>(view_.buf); }
+    template <class T>
+    T *as() const {
+        return static_cast<T *>(view_.buf);
+    }
     int64_t size(int d) const { return view_.shape ? view_.shape[d] : view_.len; }
     int64_t bytes() const { return view_.len; }
     void expect(int d, int64_t size) const {
         if (this->size(d) != size)
-            refuse(std::string(name_) + " has length " + std::to_string(this->size(d)) + " in dimension " + std::to_string(d) + ", expected " + std::to_string(size));
+            refuse(std::string(name_) + " has length " + std::to_string(this->size(d)) + " in dimension " +
+                   std::to_string(d) + ", expected " + std::to_string(size));
     }
 
 private:
@@ -97,7 +129,8 @@ private:
     const char *name_ = "";
 };
 
-std::vector<Block> read_blocks(const Call &c, const std::vector<Array> &buffers, const Array &buffer, const Array &offset, const Array &tokens, const Array &position) {
+std::vector<Block> read_blocks(const Call &c, const std::vector<Array> &buffers, const Array &buffer,
+                               const Array &offset, const Array &tokens, const Array &position) {
     const int64_t n = buffer.size(0), item = c.dtype == Dtype::float32 ? 4 : 2;
     offset.expect(0, n);
     tokens.expect(0, n);
@@ -110,12 +143,16 @@ std::vector<Block> read_blocks(const Call &c, const std::vector<Array> &buffers,
         auto bad = [&](const std::string &why) { refuse("block " + std::to_string(i) + ": " + why); };
         if (which < 0 || which >= (int64_t)buffers.size()) bad("there is no buffer " + std::to_string(which));
         if (at < 0 || at > buffers[which].bytes() - need)
-            bad("offset " + std::to_string(at) + " + " + std::to_string(need) + " bytes exceed buffer " + std::to_string(which) + " of " + std::to_string(buffers[which].bytes()) + " bytes");
-        if (count < 1 || count > c.block_tokens) bad(std::to_string(count) + " tokens, but blocks hold 1.." + std::to_string(c.block_tokens));
+            bad("offset " + std::to_string(at) + " + " + std::to_string(need) + " bytes exceed buffer " +
+                std::to_string(which) + " of " + std::to_string(buffers[which].bytes()) + " bytes");
+        if (count < 1 || count > c.block_tokens)
+            bad(std::to_string(count) + " tokens, but blocks hold 1.." + std::to_string(c.block_tokens));
         const unsigned char *data = buffers[which].as<unsigned char>() + at;
-        if (reinterpret_cast<uintptr_t>(data) % item) bad("its address is not aligned to elements of " + std::to_string(item) + " bytes");
+        if (reinterpret_cast<uintptr_t>(data) % item)
+            bad("its address is not aligned to elements of " + std::to_string(item) + " bytes");
         const int64_t first = position.as<int64_t>()[i];
-        if (first < 0 || first > std::numeric_limits<int64_t>::max() / 4) bad("position " + std::to_string(first) + " is out of range");
+        if (first < 0 || first > std::numeric_limits<int64_t>::max() / 4)
+            bad("position " + std::to_string(first) + " is out of range");
         blocks[i] = {data, first, count};
     }
     return blocks;
@@ -126,49 +163,69 @@ std::vector<Sequence> read_sequences(const Array &row_start, const Array &block_
     block_start.expect(0, n);
     if (n < 1) refuse("row_start and block_start must hold at least one entry (0)");
     const int32_t *r = row_start.as<int32_t>(), *b = block_start.as<int32_t>();
-    if (r[0] != 0 || r[n - 1] != rows) refuse("row_start must begin with 0 and end with the number of rows, " + std::to_string(rows));
-    if (b[0] != 0 || b[n - 1] != blocks) refuse("block_start must begin with 0 and end with the number of blocks, " + std::to_string(blocks));
+    if (r[0] != 0 || r[n - 1] != rows)
+        refuse("row_start must begin with 0 and end with the number of rows, " + std::to_string(rows));
+    if (b[0] != 0 || b[n - 1] != blocks)
+        refuse("block_start must begin with 0 and end with the number of blocks, " + std::to_string(blocks));
     std::vector<Sequence> sequences(n - 1);
     for (int64_t i = 0; i + 1 < n; i++) {
-        if (r[i + 1] < r[i] || b[i + 1] < b[i]) refuse("row_start and block_start must not decrease (sequence " + std::to_string(i) + ")");
+        if (r[i + 1] < r[i] || b[i + 1] < b[i])
+            refuse("row_start and block_start must not decrease (sequence " + std::to_string(i) + ")");
         sequences[i] = {r[i], r[i + 1], b[i], b[i + 1]};
     }
     return sequences;
 }
 
-void attend_py(const std::string &kernel_name, nb::handle max_, nb::handle exp_sum_, nb::handle acc_, nb::handle q_, nb::handle row_position_, nb::sequence buffers_, nb::handle buffer_,
-               nb::handle offset_, nb::handle tokens_, nb::handle position_, nb::handle row_start_, nb::handle block_start_, int kv_heads, int head_dim, int value_dim, int block_tokens, int dtype, bool latent,
-               double scale, double softcap, int64_t window, int threads) {
+void attend_py(const std::string &kernel_name, nb::handle max_, nb::handle exp_sum_, nb::handle acc_, nb::handle q_,
+               nb::handle row_position_, nb::sequence buffers_, nb::handle buffer_, nb::handle offset_,
+               nb::handle tokens_, nb::handle position_, nb::handle row_start_, nb::handle block_start_, int kv_heads,
+               int head_dim, int value_dim, int block_tokens, int dtype, bool latent, double scale, double softcap,
+               int64_t window, int threads) {
     const Kernel &kernel = kernel_named(kernel_name);
     constexpr int limit = 1 << 16;
-    if (kv_heads < 1 || head_dim < 1 || value_dim < 1 || block_tokens < 1 || kv_heads > limit || head_dim > limit || value_dim > limit || block_tokens > 1 << 20)
+    if (kv_heads < 1 || head_dim < 1 || value_dim < 1 || block_tokens < 1 || kv_heads > limit || head_dim > limit ||
+        value_dim > limit || block_tokens > 1 << 20)
         refuse("geometry: kv_heads, head_dim, value_dim and block_tokens must be positive and sane");
-    if (latent ? value_dim > head_dim : value_dim != head_dim) refuse("geometry: value_dim must equal head_dim, or be at most head_dim for a latent layer");
+    if (latent ? value_dim > head_dim : value_dim != head_dim)
+        refuse("geometry: value_dim must equal head_dim, or be at most head_dim for a latent layer");
     if (dtype < 0 || dtype > 2) refuse("geometry: unknown dtype code");
-    if (!std::isfinite(scale) || !std::isfinite(softcap) || softcap < 0) refuse("scale must be finite, softcap finite and not negative");
+    if (!std::isfinite(scale) || !std::isfinite(softcap) || softcap < 0)
+        refuse("scale must be finite, softcap finite and not negative");
     if (window < 0) refuse("window must not be negative");
     if (threads < 1) refuse("threads must be positive");
 
     Array q(q_, "q", 'f', 4, 3, false), row_position(row_position_, "row_position", 'i', 8, 1, false);
-    Array max(max_, "state.max", 'f', 4, 2, true), exp_sum(exp_sum_, "state.exp_sum", 'f', 4, 2, true), acc(acc_, "state.acc", 'f', 4, 3, true);
+    Array max(max_, "state.max", 'f', 4, 2, true), exp_sum(exp_sum_, "state.exp_sum", 'f', 4, 2, true),
+        acc(acc_, "state.acc", 'f', 4, 3, true);
     const int64_t rows = q.size(0), heads = q.size(1);
     q.expect(2, head_dim);
     if (rows > std::numeric_limits<int32_t>::max() / 4) refuse("too many rows");
-    if (heads < 1 || heads % kv_heads || heads / kv_heads > 4096) refuse("q has " + std::to_string(heads) + " heads, which is no multiple of the " + std::to_string(kv_heads) + " kv heads");
+    if (heads < 1 || heads % kv_heads || heads / kv_heads > 4096)
+        refuse("q has " + std::to_string(heads) + " heads, which is no multiple of the " + std::to_string(kv_heads) +
+               " kv heads");
     row_position.expect(0, rows);
     max.expect(0, rows), max.expect(1, heads), exp_sum.expect(0, rows), exp_sum.expect(1, heads);
     acc.expect(0, rows), acc.expect(1, heads), acc.expect(2, value_dim);
     for (int64_t i = 0; i < rows; i++)
-        if (int64_t p = row_position.as<int64_t>()[i]; p < 0 || p > std::numeric_limits<int64_t>::max() / 4) refuse("row_position[" + std::to_string(i) + "] = " + std::to_string(p) + " is out of range");
+        if (int64_t p = row_position.as<int64_t>()[i]; p < 0 || p > std::numeric_limits<int64_t>::max() / 4)
+            refuse("row_position[" + std::to_string(i) + "] = " + std::to_string(p) + " is out of range");
 
     std::vector<Array> buffers;
     buffers.reserve(nb::len(buffers_));
     for (nb::handle b : buffers_) buffers.emplace_back(b, "each of buffers", 'u', 1, 1, false);
-    Array buffer(buffer_, "buffer", 'i', 4, 1, false), offset(offset_, "offset", 'i', 8, 1, false), tokens(tokens_, "tokens", 'i', 4, 1, false);
-    Array position(position_, "position", 'i', 8, 1, false), row_start(row_start_, "row_start", 'i', 4, 1, false), block_start(block_start_, "block_start", 'i', 4, 1, false);
+    Array buffer(buffer_, "buffer", 'i', 4, 1, false), offset(offset_, "offset", 'i', 8, 1, false),
+        tokens(tokens_, "tokens", 'i', 4, 1, false);
+    Array position(position_, "position", 'i', 8, 1, false), row_start(row_start_, "row_start", 'i', 4, 1, false),
+        block_start(block_start_, "block_start", 'i', 4, 1, false);
 
-    Call call{kv_heads, (int)(heads / kv_heads), head_dim, value_dim, block_tokens, (Dtype)dtype, latent, (float)scale, (float)softcap, window, q.as<float>(), row_position.as<int64_t>(),
-              max.as<float>(), exp_sum.as<float>(), acc.as<float>(), nullptr};
+    Call call{kv_heads,        (int)(heads / kv_heads),
+              head_dim,        value_dim,
+              block_tokens,    (Dtype)dtype,
+              latent,          (float)scale,
+              (float)softcap,  window,
+              q.as<float>(),   row_position.as<int64_t>(),
+              max.as<float>(), exp_sum.as<float>(),
+              acc.as<float>(), nullptr};
     const auto blocks = read_blocks(call, buffers, buffer, offset, tokens, position);
     const auto sequences = read_sequences(row_start, block_start, rows, (int64_t)blocks.size());
     call.blocks = blocks.data();
@@ -194,11 +251,15 @@ NB_MODULE(_native, m) {
     using namespace dualpath;
     m.doc() = "The native attention kernel; see dualpath.attention.";
     m.def("attend", &attend_py);
-    m.def("read_bandwidth", &read_bandwidth_py, nb::arg("buffer"), nb::arg("threads"), "Read a uint8 array once with that many threads; returns a meaningless sum.");
-    m.def("variants", [] {
-        nb::list names;
-        for (const auto &v : variants())
-            if (v.usable) names.append(v.name);
-        return nb::tuple(names);
-    }, "Kernels that this processor can run, best first.");
+    m.def("read_bandwidth", &read_bandwidth_py, nb::arg("buffer"), nb::arg("threads"),
+          "Read a uint8 array once with that many threads; returns a meaningless sum.");
+    m.def(
+        "variants",
+        [] {
+            nb::list names;
+            for (const auto &v : variants())
+                if (v.usable) names.append(v.name);
+            return nb::tuple(names);
+        },
+        "Kernels that this processor can run, best first.");
 }

@@ -24,7 +24,8 @@ inline void pause() {
 #endif
 }
 
-template <class Ready> bool spin_until(Ready ready) {
+template <class Ready>
+bool spin_until(Ready ready) {
     const auto end = Clock::now() + spin_time;
     do {
         for (int i = 0; i < 32; i++) {
@@ -48,7 +49,8 @@ public:
         next_.store(0, std::memory_order_relaxed);
         const int helpers = std::min<int>(threads - 1, workers_);
         seats_.store(helpers, std::memory_order_relaxed);
-        // Opening the job publishes the fields above. A worker that wakes late finds it closed, and nobody waits for it.
+        // Opening the job publishes the fields above. A worker that wakes late finds it closed, and nobody waits for
+        // it.
         gate_.fetch_add(open_bit, std::memory_order_seq_cst);
         if (sleeping_.load(std::memory_order_seq_cst) > 0) {
             std::lock_guard<std::mutex> lock(sleep_);

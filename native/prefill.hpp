@@ -74,7 +74,8 @@ void multiply(const float *a, int lda, int rows, const float *b, int inner, floa
         const float *bn = b + (size_t)n * inner;
         for (int i = 0; i < rows; i += tile_rows) {
             int count = lesser(rows - i, tile_rows);
-            (full ? tile_of<2, ADD>(count) : tile_of<1, ADD>(count))(a + (size_t)i * lda, lda, bn, inner, c + (size_t)i * ldc + n, ldc);
+            (full ? tile_of<2, ADD>(count) : tile_of<1, ADD>(count))(a + (size_t)i * lda, lda, bn, inner,
+                                                                     c + (size_t)i * ldc + n, ldc);
         }
     }
 }
@@ -96,7 +97,8 @@ void pack_keys(const T *k, size_t stride, int keys, int padded, int dim, float *
             }
         }
         for (; d < dim; d++)
-            for (int j = 0; j < W; j++) column[(size_t)d * panel + j] = i + j < keys ? widen(k[(size_t)(i + j) * stride + d]) : 0;
+            for (int j = 0; j < W; j++)
+                column[(size_t)d * panel + j] = i + j < keys ? widen(k[(size_t)(i + j) * stride + d]) : 0;
     }
 }
 
@@ -107,7 +109,8 @@ void pack_values(const T *v, size_t stride, int keys, int dim, float *to) {
         float *column = to + (size_t)(d / panel) * panel * keys + d % panel;
         for (int i = 0; i < keys; i++) {
             const T *row = v + (size_t)i * stride + d;
-            if (d + W <= dim) store(column + (size_t)i * panel, load(row));
+            if (d + W <= dim)
+                store(column + (size_t)i * panel, load(row));
             else
                 for (int j = 0; j < W; j++) column[(size_t)i * panel + j] = d + j < dim ? widen(row[j]) : 0;
         }
@@ -119,12 +122,16 @@ void prefill_item(const Call &c, const PrefillItem &item, Scratch scratch) {
     const int m = item.m_end - item.m_begin, heads = c.kv_heads * c.group;
     const int dim = c.head_dim, value_dim = (c.value_dim + W - 1) / W * W;
     float *q = scratch((size_t)m * (dim + key_run + value_dim) + (size_t)key_run * (dim + value_dim + panel) + 8 * W);
-    auto aligned = [](float *p) { return reinterpret_cast<float *>((reinterpret_cast<uintptr_t>(p) + 63) & ~(uintptr_t)63); };
+    auto aligned = [](float *p) {
+        return reinterpret_cast<float *>((reinterpret_cast<uintptr_t>(p) + 63) & ~(uintptr_t)63);
+    };
     float *s = aligned(q + (size_t)m * dim), *acc = s + (size_t)m * key_run;
     float *keys = aligned(acc + (size_t)m * value_dim), *values = aligned(keys + (size_t)key_run * dim);
 
     auto row_of = [&](int i) { return item.row_begin + (item.m_begin + i) / c.group; };
-    auto state_of = [&](int i) { return (size_t)row_of(i) * heads + (size_t)item.head * c.group + (item.m_begin + i) % c.group; };
+    auto state_of = [&](int i) {
+        return (size_t)row_of(i) * heads + (size_t)item.head * c.group + (item.m_begin + i) % c.group;
+    };
     for (int i = 0; i < m; i++) {
         const float *from = c.q + state_of(i) * dim, *a = c.acc + state_of(i) * c.value_dim;
         for (int d = 0; d < dim; d++) q[(size_t)i * dim + d] = from[d] * c.scale;
@@ -139,12 +146,15 @@ void prefill_item(const Call &c, const PrefillItem &item, Scratch scratch) {
             const int n = lesser(block.tokens - first, key_run), padded = (n + W - 1) / W * W;
             auto seen = [&](int i) { return visible(c.row_position[row_of(i)], block.position + first, n, c.window); };
             int low = 0, high = m;  // rows that see something of this run
-            for (; low < high; low++) if (Range r = seen(low); r.lo < r.hi) break;
-            for (; high > low; high--) if (Range r = seen(high - 1); r.lo < r.hi) break;
+            for (; low < high; low++)
+                if (Range r = seen(low); r.lo < r.hi) break;
+            for (; high > low; high--)
+                if (Range r = seen(high - 1); r.lo < r.hi) break;
             if (low == high) continue;
             pack_keys(k + (size_t)first * dim, dim, n, padded, dim, keys);
             pack_values(v + (size_t)first * dim, dim, n, c.value_dim, values);
-            multiply<false>(q + (size_t)low * dim, dim, high - low, keys, dim, s + (size_t)low * key_run, key_run, padded);
+            multiply<false>(q + (size_t)low * dim, dim, high - low, keys, dim, s + (size_t)low * key_run, key_run,
+                            padded);
             for (int i = low; i < high; i++) {
                 Range r = seen(i);
                 float *si = s + (size_t)i * key_run, *ai = acc + (size_t)i * value_dim;
@@ -156,10 +166,12 @@ void prefill_item(const Call &c, const PrefillItem &item, Scratch scratch) {
                 if (keep != 1.0f)
                     for (int d = 0; d < value_dim; d += W) store(ai + d, load(ai + d) * keep);
             }
-            multiply<true>(s + (size_t)low * key_run, key_run, high - low, values, n, acc + (size_t)low * value_dim, value_dim, value_dim);
+            multiply<true>(s + (size_t)low * key_run, key_run, high - low, values, n, acc + (size_t)low * value_dim,
+                           value_dim, value_dim);
         }
     }
-    for (int i = 0; i < m; i++) memcpy(c.acc + state_of(i) * c.value_dim, acc + (size_t)i * value_dim, c.value_dim * sizeof(float));
+    for (int i = 0; i < m; i++)
+        memcpy(c.acc + state_of(i) * c.value_dim, acc + (size_t)i * value_dim, c.value_dim * sizeof(float));
 }
 
 }  // namespace DUALPATH_ISA

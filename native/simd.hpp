@@ -31,11 +31,21 @@ typedef uint16_t vh __attribute__((vector_size(W * 2)));
 typedef uint16_t vhu __attribute__((vector_size(W * 2), aligned(2), may_alias));
 
 // Stored element types. They are distinct types so that templates can tell bf16 from fp16.
-struct bf16 { uint16_t bits; };
-struct fp16 { uint16_t bits; };
+struct bf16 {
+    uint16_t bits;
+};
+struct fp16 {
+    uint16_t bits;
+};
 
-template <class A> DP_INLINE A lesser(A a, A b) { return b < a ? b : a; }
-template <class A> DP_INLINE A greater(A a, A b) { return a < b ? b : a; }
+template <class A>
+DP_INLINE A lesser(A a, A b) {
+    return b < a ? b : a;
+}
+template <class A>
+DP_INLINE A greater(A a, A b) {
+    return a < b ? b : a;
+}
 
 DP_INLINE vf splat(float x) { return x - vf{}; }
 DP_INLINE vf load(const float *p) { return *reinterpret_cast<const vfu *>(p); }

@@ -49,10 +49,11 @@ def test_agrees_with_float64(make_case, kernel, dtype, shape):
     assert case.error(kernel, threads=2) < 1e-5
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("rows", [1, 40])
 @pytest.mark.parametrize(("softcap", "window"), [(5.0, 0), (50.0, 0), (0.0, 1), (0.0, 20), (30.0, 33), (0.0, 10**12)])
-def test_softcap_and_window(make_case, kernel, rows, softcap, window):
-    case = make_case(2, sequences=((rows, 100),), softcap=softcap, window=window)
+def test_softcap_and_window(make_case, kernel, dtype, rows, softcap, window):
+    case = make_case(2, dtype=dtype, sequences=((rows, 100),), softcap=softcap, window=window)
     assert case.error(kernel) < 1e-5
 
 

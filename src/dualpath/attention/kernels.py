@@ -1,6 +1,6 @@
 """Which kernel computes: the native one for this processor, or Python. `DUALPATH_KERNEL` forces one.
 
-DUALPATH_KERNEL   native (default where built) | avx512 | avx2 | portable | python
+DUALPATH_KERNEL   native (default where built) | amx | avx512 | avx2 | portable | python
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dualpath.errors import HostError, UsageError
 
 log = logging.getLogger(__name__)
 
-CHOICES = ("native", "avx512", "avx2", "portable", "python")
+CHOICES = ("native", "amx", "avx512", "avx2", "portable", "python")
 
 
 def native() -> Any:
@@ -61,6 +61,6 @@ def chosen() -> str:
 
 
 def kernel_name() -> str:
-    """Return `native-avx512`, `native-avx2`, `native-portable` or `python`."""
+    """Return `native-amx`, `native-avx512`, `native-avx2`, `native-portable` or `python`."""
     name = chosen()
     return name if name == "python" else f"native-{name}"
