@@ -26,7 +26,7 @@ class Engine:
         self._model: Any = model.model
         self._cache = PackedCache(path.layout)
         self._before = self._model.config._attn_implementation
-        self._model.set_attn_implementation(NAME)
+        self._use_path()
 
     def __enter__(self) -> Engine:
         return self
@@ -91,6 +91,7 @@ class Engine:
         positions = [start + i for start, (_, tokens) in zip(starts, batch, strict=True) for i in range(len(tokens))]
         ends = torch.tensor([len(tokens) for _, tokens in batch]).cumsum(0) - 1
         self._cache.step = step
+        self._use_path()
         try:
             out = self._model(
                 input_ids=torch.tensor([ids]),
@@ -103,6 +104,11 @@ class Engine:
             self._cache.step = None
         logits: torch.Tensor = out.logits[0].float()
         return logits
+
+    def _use_path(self) -> None:
+        """Set the attention implementation; somebody else may have used the model since the last step."""
+        if self._model.config._attn_implementation != NAME:
+            self._model.set_attn_implementation(NAME)
 
     def _require_context(self, sequence: SequenceId, more: int) -> None:
         wanted = self.path.length(sequence) + more

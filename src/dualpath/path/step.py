@@ -93,7 +93,7 @@ class Step:
         fetched = [plan for plan in self._plans if not self._reduces(plan)]
         if path.reducer is not None:
             path.reducer.begin(reduced, [growth.sequence.id for growth in self._growths], self._row_start)
-        path.reader.begin(fetched, reserve=reserve, wrap=not self.reducing)
+        path.reader.begin(fetched, reserve=reserve, wrap=path.reducer is None)
 
     def attend(
         self,
