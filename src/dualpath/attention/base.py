@@ -4,9 +4,11 @@ A kernel folds blocks into a running state, one block after another in token ord
 
     for each block b:   m' = max(m, m_b);  z' = z·e^(m−m') + z_b·e^(m_b−m');  acc' = acc·e^(m−m') + acc_b·e^(m_b−m')
 
-where (m_b, z_b, acc_b) depend on block b and the query row alone. (Online softmax: Milakov and Gimelshein 2018,
-arXiv 1805.02867; split over keys: Dao et al., FlashDecoding 2023.) Hence the result does not depend on how blocks are
+where (m_b, z_b, acc_b) depend on block b and the query row alone; with many rows, e^(s − m') may be computed at once
+instead. Online softmax: Milakov, Gimelshein 2018, arXiv 1805.02867; split over keys: FlashDecoding, Dao et al. 2023.
+Either way the operations on a row are fixed by the order of its blocks, so the result does not depend on how blocks are
 grouped into calls, on where they lie, or on the number of threads: `local`, `fetch` and `sharded` are bitwise equal.
+Which way is taken, and the last bits with it, may depend on the number of query rows of a sequence.
 `finish` gives `out = acc / z` and `lse = m + ln z`. An empty partial is `(0, -inf)`.
 """
 
