@@ -49,6 +49,7 @@ class MemoryService:
         self.gate.set()
         self.handled = 0
         self.released = 0
+        self.read_bytes = 0
         self.open_sessions: list[Session] = []
         self._lock = threading.Lock()
 
@@ -72,25 +73,36 @@ class MemoryService:
 
     def handle(self, session: Session, message: Message, payload: memoryview) -> Reply:
         """Answer `Ping`, `Read`, `Write` and `Stats`."""
-        self.gate.wait()
+        if not self.gate.is_set():
+            self.gate.wait()
         with self._lock:
             self.handled += 1
-            if session not in self.open_sessions:
+            if not any(known is session for known in self.open_sessions):
                 self.open_sessions.append(session)
         if isinstance(message, Ping):
             return Reply(Done(), [payload] if payload.nbytes else (), release=self._release)
         if isinstance(message, Read):
-            kept = [self.holds(ref, message.slot_bytes) for ref in message.refs]
-            outcomes = [Outcome.OK if ok else Outcome.LOST for ok in kept]
-            slots = [self.slot(ref.slot) for ref, ok in zip(message.refs, kept, strict=True) if ok]
-            return Reply(Outcomes(outcomes), slots, release=self._release)
+            return self._read(message)
         if isinstance(message, Write):
             return Reply(Outcomes(self._write(message, payload)))
         if isinstance(message, Map) and message.slot_bytes == self.slot_bytes:
             return Reply(Mapped(self.slots, self.slot_bytes), descriptors=self.descriptors)
         if isinstance(message, Stats):
-            return Reply(StatsReply({"handled": float(self.handled)}))
+            return Reply(StatsReply({"handled": float(self.handled), "read_bytes": float(self.read_bytes)}))
         return Reply(Failure(FailureCode.INVALID, f"no {type(message).__name__} here"))
+
+    def _read(self, message: Read) -> Reply:
+        size, slots, now, memory = message.slot_bytes, self.slots, self.generations, self.memory
+        if size != self.slot_bytes:
+            return Reply(Outcomes([Outcome.LOST] * len(message.refs)), release=self._release)
+        kept = [ref.slot for ref in message.refs if ref.slot < slots and now[ref.slot] == ref.generation]
+        parts = [memory[slot * size : (slot + 1) * size] for slot in kept]
+        with self._lock:
+            self.read_bytes += len(parts) * size
+        if len(kept) == len(message.refs):
+            return Reply(Outcomes([Outcome.OK] * len(kept)), parts, release=self._release)
+        outcomes = [Outcome.OK if self.holds(ref, size) else Outcome.LOST for ref in message.refs]
+        return Reply(Outcomes(outcomes), parts, release=self._release)
 
     def _write(self, message: Write, payload: memoryview) -> list[Outcome]:
         outcomes = []

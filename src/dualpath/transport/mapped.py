@@ -20,15 +20,15 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dualpath.errors import PeerError, ProtocolError, UnreachableError, UsageError
 from dualpath.transport.base import Service, Ticket
-from dualpath.transport.calls import CallConnection
 from dualpath.transport.dial import Unix
+from dualpath.transport.mapping import Mapping
 from dualpath.transport.peer import StreamPeer, check_transfer
+from dualpath.transport.receiver import PIECE_BYTES
 from dualpath.transport.requests import ReadRequest, split
 from dualpath.transport.server import StreamServer
 from dualpath.transport.ticket import ReadTicket
@@ -43,31 +43,6 @@ _F_GET_SEALS = 1034
 _SEALS = 0x2 | 0x4  # F_SEAL_SHRINK, F_SEAL_GROW
 _GENERATION_BYTES = 8
 MAX_PATH_BYTES = 107  # sockaddr_un
-
-
-@dataclass(frozen=True)
-class Mapping:
-    """A node's arena for slots of one size, in this process's memory. `data` is the whole arena, read-only."""
-
-    data: NDArray[np.uint8]
-    generations: NDArray[np.uint64]
-    slots: int
-    slot_bytes: int
-    connection: CallConnection
-
-    def current(self, ref: SlotRef) -> bool:
-        """Whether `ref` still names what it named."""
-        return ref.slot < self.slots and int(self.generations[ref.slot]) == ref.generation
-
-    def copy(self, ref: SlotRef, destination: memoryview) -> Outcome:
-        """Copy a slot out; `LOST` if it is, or was meanwhile, no longer what `ref` names."""
-        import numpy as np
-
-        if not self.current(ref):
-            return Outcome.LOST
-        start = ref.slot * self.slot_bytes
-        np.copyto(np.frombuffer(destination, np.uint8), self.data[start : start + self.slot_bytes])
-        return Outcome.OK if self.current(ref) else Outcome.LOST
 
 
 class MappedPeer(StreamPeer):
@@ -91,13 +66,20 @@ class MappedPeer(StreamPeer):
         ]
         self._copying = False
 
+    def mapping(self, slot_bytes: int) -> Mapping:
+        """Return the arena for slots of this size and its generations: the same object until the node restarts.
+
+        Bytes must be judged by the generations of the mapping that they were read from. Raises `PeerError` if the node
+        is gone or passes no memory.
+        """
+        return self._mapping(slot_bytes, time.monotonic() + 10.0)
+
     def view(self, ref: SlotRef, slot_bytes: int) -> tuple[NDArray[np.uint8], int] | None:
         """Return the arena (1-D uint8, read-only) and the slot's offset in bytes, or `None` if `ref` is stale.
 
-        The bytes may be used in place; ask `current` afterwards whether they were still the slot's. The array is the
-        same object until the node restarts. Raises `PeerError` if the node is gone or passes no memory.
+        The bytes may be used in place; ask `current` afterwards whether they were still the slot's. See `mapping`.
         """
-        mapping = self._mapping(slot_bytes, time.monotonic() + 10.0)
+        mapping = self.mapping(slot_bytes)
         return (mapping.data, ref.slot * slot_bytes) if mapping.current(ref) else None
 
     def current(self, ref: SlotRef, slot_bytes: int) -> bool:
@@ -161,16 +143,14 @@ class MappedPeer(StreamPeer):
             except PeerError as error:
                 self._lose([request], error)
                 continue
-            ticket, first, settled = request.ticket, request.first, request.ticket.outcomes
-            outcomes: list[Outcome] = []
-            for index, ref in enumerate(request.refs):
-                if settled[first + index] is None:
-                    outcomes.append(mapping.copy(ref, request.destinations[index]))
-                else:
-                    outcomes.append(Outcome.CANCELLED)  # has an outcome already, which stays
-                if ticket.listened:
-                    ticket.settle(first + index, outcomes[-1])
-            ticket.settle_some(first, outcomes, None)
+            ticket, count = request.ticket, len(request.refs)
+            step = max(1, PIECE_BYTES // request.slot_bytes) if ticket.listened else count
+            for start in range(0, count, step):
+                if ticket.settled:
+                    break  # cancelled, or too late
+                end = start + step
+                outcomes = mapping.copy(request.refs[start:end], request.destinations[start:end])
+                ticket.settle_some(request.first + start, outcomes, None)
             request.let_go()
 
     @staticmethod

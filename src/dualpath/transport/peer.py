@@ -228,11 +228,11 @@ def check_transfer(
         raise UsageError(f"{len(refs)} references and {len(buffers)} buffers")
     views = []
     for index, buffer in enumerate(buffers):
-        view = memoryview(buffer)
+        view = buffer if type(buffer) is memoryview else memoryview(buffer)
         if view.nbytes != slot_bytes or not view.c_contiguous or (writable and view.readonly):
             kind = "writable, " if writable else ""
             raise UsageError(
                 f"buffer {index} has {view.nbytes} bytes, not {slot_bytes}, or is not {kind}C-contiguous memory"
             )
-        views.append(view if view.format == "B" and view.ndim == 1 else view.cast("B"))
+        views.append(view if view.ndim == 1 and view.itemsize == 1 else view.cast("B"))
     return views

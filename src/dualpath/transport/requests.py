@@ -1,7 +1,8 @@
-"""How a read is cut into requests, and what becomes of the items of one."""
+"""How a read is cut into requests, how small ones share a frame, and what becomes of the items of one."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ REQUEST_BYTES = 4 << 20
 REQUEST_ITEMS = 16
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class ReadRequest:
     """Items `[first, first + len(refs))` of a ticket, asked for in one frame."""
 
@@ -24,19 +25,79 @@ class ReadRequest:
     slot_bytes: int
     number: int = 0  # in the order of submission to the lane
 
-    @property
-    def bytes(self) -> int:
-        """The payload bytes of a reply in which everything is `OK`."""
-        return len(self.refs) * self.slot_bytes
-
     def settle_all(self, outcome: Outcome, error: PeerError | None) -> None:
         """Give every item without an outcome this one."""
         self.ticket.settle_some(self.first, [outcome] * len(self.refs), error)
+
+    def finish(self, outcomes: Sequence[Outcome], error: PeerError | None) -> None:
+        """Give the items without an outcome theirs; nothing will be written to the destinations any more."""
+        self.destinations = ()
+        self.ticket.finish(self.first, outcomes, error)
 
     def let_go(self) -> None:
         """Nothing will be written to the destinations any more."""
         self.destinations = ()
         self.ticket.release()
+
+    def skip_settled(self) -> None:
+        """Leave out the first items that have an outcome: their destinations may be in use by now."""
+        known = self.ticket.outcomes[self.first : self.first + len(self.refs)]
+        skip = next((n for n, outcome in enumerate(known) if outcome is None), len(known))
+        self.first += skip
+        self.refs, self.destinations = self.refs[skip:], self.destinations[skip:]
+
+
+class Batch:
+    """Requests that share a frame: together at most `REQUEST_ITEMS` and `REQUEST_BYTES`, or one alone."""
+
+    __slots__ = ("bytes", "listened", "parts", "refs", "slot_bytes", "unsent")
+
+    def __init__(self, parts: list[ReadRequest]) -> None:
+        self.parts = parts
+        self.slot_bytes = parts[0].slot_bytes
+        self.refs = parts[0].refs if len(parts) == 1 else [ref for part in parts for ref in part.refs]
+        self.bytes = len(self.refs) * self.slot_bytes  # of a reply in which everything is `OK`
+        self.unsent = False  # whether sending it failed
+        self.listened = any(part.ticket.listened for part in parts)
+
+    @staticmethod
+    def pop(queue: deque[ReadRequest]) -> Batch:
+        """Take the first request from the queue, and those after it that fit into the same frame."""
+        first = queue.popleft()
+        parts, items = [first], len(first.refs)
+        most = min(REQUEST_ITEMS, REQUEST_BYTES // first.slot_bytes)
+        while queue and queue[0].slot_bytes == first.slot_bytes and items + len(queue[0].refs) <= most:
+            items += len(queue[0].refs)
+            parts.append(queue.popleft())
+        return Batch(parts)
+
+    def destinations(self, outcomes: Sequence[Outcome]) -> Sequence[memoryview]:
+        """Return where the bytes of the `OK` items go."""
+        parts = self.parts
+        every = parts[0].destinations if len(parts) == 1 else [d for part in parts for d in part.destinations]
+        if any(outcomes):  # `OK` is 0
+            return [place for place, outcome in zip(every, outcomes, strict=True) if not outcome]
+        return every
+
+    def settle(self, start: int, outcomes: Sequence[Outcome]) -> None:
+        """Report the items from `start` on, counted over all parts."""
+        end = start + len(outcomes)
+        at = 0
+        for part in self.parts:
+            low, high = max(at, start), min(at + len(part.refs), end)
+            if low < high:
+                part.ticket.settle_some(part.first + low - at, outcomes[low - start : high - start], None)
+            at += len(part.refs)
+
+    def finish(self, outcomes: Sequence[Outcome], error: PeerError | None) -> None:
+        """The reply has been received: report what has not been, and let go of all destinations."""
+        if len(self.parts) == 1:
+            self.parts[0].finish(outcomes, error)
+            return
+        at = 0
+        for part in self.parts:
+            part.finish(outcomes[at : at + len(part.refs)], error)
+            at += len(part.refs)
 
 
 def split(
@@ -44,6 +105,8 @@ def split(
 ) -> list[ReadRequest]:
     """Cut a read into requests."""
     step = max(1, min(REQUEST_ITEMS, REQUEST_BYTES // slot_bytes))
+    if len(refs) <= step:
+        return [ReadRequest(ticket, 0, list(refs), destinations, slot_bytes)]
     return [
         ReadRequest(ticket, first, list(refs[first : first + step]), destinations[first : first + step], slot_bytes)
         for first in range(0, len(refs), step)

@@ -28,6 +28,7 @@ from dualpath.wire.messages import Message
 READ_AHEAD = 16 << 10
 IOV_MAX = 512  # the kernel takes 1024
 MAX_DESCRIPTORS = 4
+_WAITALL, _DONTWAIT = int(socket.MSG_WAITALL), int(socket.MSG_DONTWAIT)
 
 
 def size_of(buffers: Sequence[Any]) -> int:
@@ -36,14 +37,18 @@ def size_of(buffers: Sequence[Any]) -> int:
 
 
 def _byte_views(buffers: Sequence[Any]) -> list[memoryview]:
-    """Return the non-empty buffers as flat bytes."""
-    views = (memoryview(buffer) for buffer in buffers)
-    return [view if view.format == "B" and view.ndim == 1 else view.cast("B") for view in views if view.nbytes]
+    """Return the buffers as flat bytes."""
+    views = [buffer if type(buffer) is memoryview else memoryview(buffer) for buffer in buffers]
+    return [view if view.ndim == 1 and view.itemsize == 1 else _flat(view) for view in views]
+
+
+def _flat(view: memoryview) -> memoryview:
+    return view.cast("B") if view.nbytes else memoryview(b"")
 
 
 def _advance(views: list[memoryview], start: int, count: int) -> int:
-    """Drop `count` bytes from `views[start:]`; return the new start. The first view left may be cut."""
-    while count and count >= len(views[start]):
+    """Drop `count` bytes, and then empty views, from `views[start:]`; return the new start. The first may be cut."""
+    while start < len(views) and count >= len(views[start]):
         count -= len(views[start])
         start += 1
     if count:
@@ -61,8 +66,7 @@ class Stream:
         self.descriptors: deque[int] = deque()
         self.parser = HeadParser(limits)
         self.takes_descriptors = False
-        self._ahead = bytearray(READ_AHEAD)
-        self._view = memoryview(self._ahead)
+        self._view = memoryview(bytearray(READ_AHEAD))
         self._from = self._to = 0  # ahead[from:to) has been received and not consumed
         self._in_payload = False
 
@@ -89,12 +93,22 @@ class Stream:
         whether it read anything. Raises `OSError` when the connection is gone. After an error a part may be sent.
         """
         views = _byte_views(payload)
-        views.insert(0, memoryview(encode(request_id, message, sum(map(len, views)))))
+        left = sum(map(len, views))
+        head = encode(request_id, message, left)
+        if not left and not descriptors and deadline is None:  # nearly always true of a request
+            try:
+                self.sock.sendall(head)
+            except BlockingIOError:
+                raise TimeoutError("the peer takes no data") from None
+            self.sent += len(head)
+            return
+        left += len(head)
+        views.insert(0, memoryview(head))
         ancillary: list[tuple[int, int, Any]] = []
         if descriptors:
             ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
-        start, flags = 0, socket.MSG_DONTWAIT if deadline is not None else 0
-        while start < len(views):
+        start, flags = 0, _DONTWAIT if deadline is not None else 0
+        while left:
             try:
                 count = self.sock.sendmsg(views[start : start + IOV_MAX], ancillary, flags)
             except BlockingIOError:
@@ -104,7 +118,9 @@ class Stream:
                 continue
             ancillary = []
             self.sent += count
-            start = _advance(views, start, count)
+            left -= count
+            if left:
+                start = _advance(views, start, count)
 
     def _wait_writable(self, deadline: float, while_full: Callable[[], bool] | None) -> None:
         wanted = select.POLLOUT | (select.POLLIN if while_full else 0)
@@ -145,10 +161,10 @@ class Stream:
         if deadline is not None:
             self._poll(select.POLLIN, deadline)
         if not self.takes_descriptors:
-            count = self.sock.recv_into(self._ahead)
+            count = self.sock.recv_into(self._view)
         else:
             space = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
-            count, ancillary, _, _ = self.sock.recvmsg_into([self._ahead], space, socket.MSG_CMSG_CLOEXEC)
+            count, ancillary, _, _ = self.sock.recvmsg_into([self._view], space, socket.MSG_CMSG_CLOEXEC)
             for level, kind, data in ancillary:
                 if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                     numbers = array.array("i")
@@ -160,15 +176,18 @@ class Stream:
     def recv_into(self, buffers: Sequence[Any], deadline: float | None = None) -> None:
         """Fill `buffers` with payload bytes. Together the calls after a head must take its whole payload."""
         views, start = _byte_views(buffers), 0
-        while start < len(views) and self._from < self._to:
+        left = sum(map(len, views))
+        while left and self._from < self._to:
+            start = _advance(views, start, 0)
             count = min(len(views[start]), self._to - self._from)
             views[start][:count] = self._view[self._from : self._from + count]
             self._from += count
+            left -= count
             start = _advance(views, start, count)
-        while start < len(views):
+        flags = _WAITALL if deadline is None else _DONTWAIT
+        while left:
             if deadline is not None:
                 self._poll(select.POLLIN, deadline)
-            flags = socket.MSG_WAITALL if deadline is None else socket.MSG_DONTWAIT
             try:
                 count = self.sock.recvmsg_into(views[start : start + IOV_MAX], 0, flags)[0]
             except BlockingIOError:
@@ -178,7 +197,9 @@ class Stream:
             if count == 0:
                 raise ProtocolError("truncated frame: the stream ended within a payload")
             self.received += count
-            start = _advance(views, start, count)
+            left -= count
+            if left:
+                start = _advance(views, start, count)
 
     def payload_done(self) -> None:
         """The payload of the last head has been taken completely."""

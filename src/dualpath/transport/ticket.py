@@ -21,19 +21,34 @@ class ReadTicket:
     """A read under way (the `Ticket` of the contract).
 
     Whoever runs it sets `abort`, which ends it early, and `ended`, which is told once it is drained.
+
+    The two gates are locks that are free once all is settled, or drained: whoever waits takes one and gives it back.
+    A reply that nobody listens to thus costs one lock and two gates, which matters: it runs in a cold cache.
     """
+
+    __slots__ = (
+        "_drained", "_error", "_held", "_lock", "_on_item", "_outcomes", "_parts", "_settled", "_unknown", "_unsettled",
+        "abort", "deadline", "ended", "listened",
+    )  # fmt: skip
 
     def __init__(self, items: int, deadline: float, on_item: Callable[[int, Outcome], None] | None) -> None:
         self.deadline = deadline
         self.abort: Callable[[Outcome, PeerError | None], None] | None = None
         self.ended: Callable[[ReadTicket], None] | None = None
+        self.listened = on_item is not None  # whether somebody wants to hear of each item
         self._outcomes: list[Outcome | None] = [None] * items
         self._on_item = on_item
         self._unsettled = items  # items whose `on_item` has not returned
         self._unknown = items  # items without an outcome
         self._parts = 0
         self._error: PeerError | None = None
-        self._changed = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        self._settled = threading.Lock()
+        self._drained = threading.Lock()
+        self._held = items > 0  # whether the gate `_drained` is closed
+        if items:
+            self._settled.acquire()
+            self._drained.acquire()
 
     @property
     def outcomes(self) -> Sequence[Outcome | None]:
@@ -57,19 +72,13 @@ class ReadTicket:
 
     def wait(self, timeout_s: float | None = None) -> Sequence[Outcome | None]:
         """Block until every item has an outcome and `on_item` has been told. At most `timeout_s`."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._unsettled == 0, timeout_s)
+        if self._unsettled:
+            _pass(self._settled, timeout_s)
         return self._outcomes
 
     def wait_drained(self, timeout_s: float) -> bool:
         """Block until drained, at most `timeout_s`; return whether it is."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self.drained, timeout_s)
-
-    @property
-    def listened(self) -> bool:
-        """Whether somebody wants to hear of each item."""
-        return self._on_item is not None
+        return self.drained or _pass(self._drained, timeout_s)
 
     # --- for the transport ---------------------------------------------------------------------------------------
 
@@ -77,9 +86,9 @@ class ReadTicket:
         """This many requests hold destinations."""
         self._parts = parts
 
-    def settle(self, index: int, outcome: Outcome, error: PeerError | None = None) -> None:
+    def settle(self, index: int, outcome: Outcome) -> None:
         """Give an item its outcome, unless it has one; the first to come wins."""
-        self.settle_some(index, (outcome,), error)
+        self._settle(index, (outcome,), None, 0)
 
     def settle_all(self, outcome: Outcome, error: PeerError | None) -> None:
         """Give every item without an outcome this one."""
@@ -87,22 +96,49 @@ class ReadTicket:
 
     def settle_some(self, first: int, outcomes: Sequence[Outcome], error: PeerError | None) -> None:
         """Give items from `first` on their outcomes, except those that have one."""
-        fresh: list[tuple[int, Outcome]] = []
-        with self._changed:
-            for index, outcome in enumerate(outcomes, first):
-                if self._outcomes[index] is None:
-                    self._outcomes[index] = outcome
-                    fresh.append((index, outcome))
+        self._settle(first, outcomes, error, 0)
+
+    def finish(self, first: int, outcomes: Sequence[Outcome], error: PeerError | None) -> None:
+        """As `settle_some`; and one request has let go of its destinations."""
+        if self._settle(first, outcomes, error, 1) and self.ended is not None:
+            self.ended(self)
+
+    def release(self) -> None:
+        """One request has let go of its destinations."""
+        self.finish(0, (), None)
+
+    def _settle(self, first: int, outcomes: Sequence[Outcome], error: PeerError | None, released: int) -> bool:
+        """Give outcomes, and let go of requests' destinations. Return whether the last request has now let go."""
+        known, count = self._outcomes, len(outcomes)
+        fresh: Sequence[int] = range(first, first + count)
+        with self._lock:
+            if count and known[first : first + count].count(None) != count:
+                fresh = [index for index in fresh if known[index] is None]
+                for index in fresh:
+                    known[index] = outcomes[index - first]
+            else:
+                known[first : first + count] = outcomes
             self._unknown -= len(fresh)
-            if self._error is None and fresh:
+            if error is not None and self._error is None and fresh:
                 self._error = error
-        if self._on_item is not None:
-            for index, outcome in fresh:
-                self._tell(self._on_item, index, outcome)
-        with self._changed:
-            self._unsettled -= len(fresh)
+            if self._on_item is None:
+                return self._account(len(fresh), released)
+        for index in fresh:
+            self._tell(self._on_item, index, outcomes[index - first])
+        with self._lock:
+            return self._account(len(fresh), released)
+
+    def _account(self, settled: int, released: int) -> bool:
+        """Under the lock: count, and open the gates."""
+        if settled:
+            self._unsettled -= settled
             if self._unsettled == 0:
-                self._changed.notify_all()
+                self._settled.release()
+        self._parts -= released
+        if self._held and self._parts == 0 and self._unknown == 0:
+            self._held = False
+            self._drained.release()
+        return released > 0 and self._parts == 0
 
     @staticmethod
     def _tell(on_item: Callable[[int, Outcome], None], index: int, outcome: Outcome) -> None:
@@ -111,15 +147,13 @@ class ReadTicket:
         except Exception:  # noqa: BLE001 a bug of the caller's must not end the transport's thread
             _log.exception("on_item raised")
 
-    def release(self) -> None:
-        """One request has let go of its destinations."""
-        with self._changed:
-            self._parts -= 1
-            ended = self._parts == 0
-            if ended:
-                self._changed.notify_all()
-        if ended and self.ended is not None:
-            self.ended(self)
+
+def _pass(gate: threading.Lock, timeout_s: float | None) -> bool:
+    """Wait until a gate is open; leave it open. Return whether it is."""
+    opened = gate.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s))
+    if opened:
+        gate.release()
+    return opened
 
 
 class Watchdog:
@@ -135,21 +169,20 @@ class Watchdog:
 
     def watch(self, ticket: ReadTicket) -> None:
         """From now on, `ticket.abort` runs when its deadline passes."""
-        with self._changed:
-            if self._closed:
-                return
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="read-watchdog", daemon=True)
-                self._thread.start()
-            self._tickets.add(ticket)
-            if ticket.deadline < self._wake_at:
-                self._wake_at = ticket.deadline
+        if self._closed:
+            return
+        self._tickets.add(ticket)  # before the look at `_wake_at`, which the thread sets before it looks at the tickets
+        if ticket.deadline < self._wake_at:
+            with self._changed:
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._run, name="read-watchdog", daemon=True)
+                    self._thread.start()
+                self._wake_at = min(self._wake_at, ticket.deadline)
                 self._changed.notify()
 
     def forget(self, ticket: ReadTicket) -> None:
         """`ticket` has ended."""
-        with self._changed:
-            self._tickets.discard(ticket)
+        self._tickets.discard(ticket)
 
     def close(self) -> None:
         """End the thread."""
@@ -163,9 +196,11 @@ class Watchdog:
         while True:
             with self._changed:
                 now = time.monotonic()
-                late = [ticket for ticket in self._tickets if ticket.deadline <= now]
+                self._wake_at = math.inf  # whoever adds a ticket from here on comes for the lock, and wakes this thread
+                tickets = self._tickets.copy()
+                late = [ticket for ticket in tickets if ticket.deadline <= now]
                 self._tickets.difference_update(late)
-                self._wake_at = min((ticket.deadline for ticket in self._tickets), default=math.inf)
+                self._wake_at = min((ticket.deadline for ticket in tickets if ticket.deadline > now), default=math.inf)
                 if not late:
                     if self._closed:
                         return

@@ -48,8 +48,7 @@ HANDSHAKE_LIMITS = Limits(message_bytes=4096, payload_bytes=0)
 """What is accepted from somebody who has not proved anything yet."""
 
 
-@dataclass(frozen=True)
-class Head:
+class Head(msgspec.Struct, frozen=True):
     """A frame up to its payload, of which `payload_bytes` follow on the stream."""
 
     request_id: int
@@ -116,12 +115,17 @@ class HeadParser:
         """
         held, taken = self._held, 0
         if self._fields is None:
+            if not held and len(data) >= HEADER.size:
+                request_id, message_bytes, payload_bytes = self._parse_header(data)
+                end = HEADER.size + message_bytes
+                if len(data) >= end:  # all there at once, as nearly always: nothing is copied
+                    return end, Head(request_id, decode_message(memoryview(data)[HEADER.size : end]), payload_bytes)
             taken = min(HEADER.size - len(held), len(data))
             held += data[:taken]
-            self._check_start()
+            self._check_start(held)
             if len(held) < HEADER.size:
                 return taken, None
-            self._fields = self._parse_header()
+            self._fields = self._parse_header(held)
         request_id, message_bytes, payload_bytes = self._fields
         more = min(HEADER.size + message_bytes - len(held), len(data) - taken)
         held += data[taken : taken + more]
@@ -137,15 +141,18 @@ class HeadParser:
         if self._held:
             raise ProtocolError(f"truncated frame: the stream ended after {len(self._held)} bytes of a frame's head")
 
-    def _check_start(self) -> None:
-        start = bytes(self._held[: len(MAGIC)])
+    @staticmethod
+    def _check_start(held: bytes | bytearray | memoryview) -> None:
+        start = bytes(held[: len(MAGIC)])
         if not MAGIC.startswith(start):
             raise ProtocolError(
                 f"bad magic {start!r}: not a dualpath connection", hint="check that the port belongs to a pool node"
             )
 
-    def _parse_header(self) -> tuple[int, int, int]:
-        _, version, flags, request_id, message_bytes, payload_bytes = HEADER.unpack(self._held)
+    def _parse_header(self, held: bytes | bytearray | memoryview) -> tuple[int, int, int]:
+        magic, version, flags, request_id, message_bytes, payload_bytes = HEADER.unpack_from(held)
+        if magic != MAGIC:
+            self._check_start(held)
         if version != PROTOCOL_VERSION:
             raise VersionError(
                 f"peer speaks protocol version {version}, this is version {PROTOCOL_VERSION}",

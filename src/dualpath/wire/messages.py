@@ -90,7 +90,7 @@ class Welcome(Message, frozen=True):
 # --- requests and replies ----------------------------------------------------------------------------------------
 
 
-class SlotRef(msgspec.Struct, frozen=True, array_like=True):
+class SlotRef(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One layer block at a node: a fixed place in its arena for slots of this size, and that place's generation."""
 
     slot: int

@@ -1,0 +1,62 @@
+"""A node's arena in this process's memory, and the table that says what is in its slots."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from dualpath.transport.calls import CallConnection
+from dualpath.wire.messages import Outcome, SlotRef
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Mapping:
+    """A node's arena for slots of one size, in this process's memory. `data` is the whole arena, read-only."""
+
+    data: NDArray[np.uint8]
+    generations: NDArray[np.uint64]
+    slots: int
+    slot_bytes: int
+    connection: CallConnection
+
+    @cached_property
+    def _now(self) -> memoryview:
+        return memoryview(self.generations)  # one number out of it costs a fifth of what it costs out of an array
+
+    def current(self, ref: SlotRef) -> bool:
+        """Whether `ref` still names what it named."""
+        return ref.slot < self.slots and int(self.generations[ref.slot]) == ref.generation
+
+    def stale(self, slots: NDArray[np.int64], generations: NDArray[np.uint64]) -> NDArray[np.intp]:
+        """Return the indices of the slots whose generation is another one by now, all looked at in one go."""
+        import numpy as np
+
+        if len(slots) and slots.max() >= self.slots:
+            return np.flatnonzero((slots >= self.slots) | (self.generations.take(slots, mode="clip") != generations))
+        return np.flatnonzero(self.generations[slots] != generations)
+
+    def copy(self, refs: Sequence[SlotRef], destinations: Sequence[memoryview]) -> list[Outcome]:
+        """Copy slots out; `LOST` are those that are, or were meanwhile, no longer what their `refs` name."""
+        import numpy as np
+
+        size, data, slots, now = self.slot_bytes, self.data, self.slots, self._now
+        good = [ref.slot < slots and now[ref.slot] == ref.generation for ref in refs]
+        whole = all(good)
+        wanted = refs if whole else [ref for ref, ok in zip(refs, good, strict=True) if ok]
+        sources = [data[ref.slot * size : (ref.slot + 1) * size] for ref in wanted]
+        targets = [np.frombuffer(place, np.uint8) for place, ok in zip(destinations, good, strict=True) if ok]
+        # Nothing of Python's runs between two copies but the call: its cache is cold there, and others want the lock.
+        deque(map(np.copyto, targets, sources), maxlen=0)
+        if whole and all(now[ref.slot] == ref.generation for ref in refs):
+            return [Outcome.OK] * len(refs)
+        return [
+            Outcome.OK if ok and now[ref.slot] == ref.generation else Outcome.LOST
+            for ref, ok in zip(refs, good, strict=True)
+        ]
