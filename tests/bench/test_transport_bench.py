@@ -12,7 +12,12 @@ def test_rows(monkeypatch):
     found = transport.run_transport_bench(sizes=[1 << 20], in_flight=4, repeat=1, progress=told.append)
     assert [row["transport"] for row in found["rows"]] == ["tcp", "mapped"]
     for row in found["rows"]:
-        assert set(row) == {"transport", "bytes", "in_flight", "gbps", "limit_gbps", "ratio", "spread"}
+        counted = {"payload_bytes", "received_bytes", "served_bytes"}
+        assert set(row) == {"transport", "bytes", "in_flight", "gbps", "limit_gbps", "ratio", "spread"} | counted
+        mapped = row["transport"] == "mapped"
+        assert row["payload_bytes"] == 8 << 20
+        assert row["served_bytes"] == (0 if mapped else row["payload_bytes"])
+        assert (row["received_bytes"] > row["payload_bytes"]) != mapped
         assert row["gbps"] > 0
         assert row["ratio"] > 0
     assert set(found["call_us"]) == {"tcp", "mapped"}

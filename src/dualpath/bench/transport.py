@@ -1,15 +1,18 @@
 """How fast layer blocks come from a node on this machine, beside what the machine can do at all.
 
 Theory of operation. A node in a process of its own serves random blocks out of `REGION` bytes of shared memory; the
-client keeps `in_flight` of them in flight, and lets them land in turn in destinations that it reuses. The limit is
-measured in the same rounds, right before and after:
+client has at most `in_flight` blocks under way, as `OPERATIONS` reads of `in_flight / OPERATIONS` blocks each, and
+starts the next read when the oldest has ended: so at times fewer are under way, never more. They land in turn in
+destinations that are reused. The limit is measured in the same rounds, right before and after:
 
     tcp      a plain stream: as many sockets as the lane has connections, the sender `sendall`s 1 MiB pieces out of such
-             memory, a thread per socket receives them into the same destinations. No requests, no blocks, no choice.
+             memory, a thread per socket receives them into the same destinations. No requests, no blocks, no choice,
+             and the kernel's own buffer sizes.
     mapped   memcpy of the same random blocks out of the same mapping, by as many threads as the peer has copiers.
 
 Each round gives one ratio; the row states their median and how far they spread. Absolute speeds vary from hour to hour;
-ratios do not much.
+ratios do not much. After each measurement, outside the clock, what has landed is compared byte by byte with what was
+asked for. Bytes are counted at both ends: received by the client, and served by the node (over `mapped`: nothing).
 """
 
 from __future__ import annotations
@@ -28,24 +31,21 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dualpath.bench.stream_sender import REGION, SOCKETS, STREAM_BYTE, STREAM_PIECE
 from dualpath.errors import HostError, UsageError
 from dualpath.transport.base import Peer, Ticket
 from dualpath.transport.mapped import MappedPeer
-from dualpath.transport.peer import DEFAULT_CONNECTIONS
 from dualpath.transport.tcp import TcpPeer
-from dualpath.wire.messages import Lane, Ping, SlotRef
+from dualpath.wire.messages import Ping, SlotRef, Stats, StatsReply
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-REGION = 256 << 20
 MIN_ROUND_BYTES = 512 << 20
-STREAM_PIECE = 1 << 20
 SIZES = (256 << 10, 1 << 20, 4 << 20)
-SOCKETS = DEFAULT_CONNECTIONS[Lane.PREFETCH]
 COPIERS = 1
-OPERATIONS = 4  # reads that share the blocks in flight over TCP, to fill the pipe; a mapping needs only two
+OPERATIONS = 2  # reads that share the blocks in flight
 
 Progress = Callable[[str], None]
 
@@ -61,7 +61,9 @@ def run_transport_bench(
 
     Returns `{"rows": [...], "call_us": {transport: {"p50", "p99"}}}`. A row has `transport`, `bytes` (of a block),
     `in_flight`, `gbps` and `limit_gbps` (10⁹ bytes/s, medians), `ratio` (median over rounds), `spread` (largest minus
-    smallest ratio). Raises `UsageError`, or `HostError` if the node cannot be started.
+    smallest ratio); and of all its rounds together `payload_bytes`, `received_bytes` (by the client's kernel, headers
+    included) and `served_bytes` (payload that the node sent). Raises `UsageError`, or `HostError` if the node cannot be
+    started or what arrives is wrong.
     """
     if in_flight < 1 or repeat < 1 or any(not 0 < size <= REGION for size in sizes):
         raise UsageError(f"sizes must be within (0, {REGION}], in_flight and repeat at least 1")
@@ -84,12 +86,16 @@ def _measure(transport: str, peer: Peer, size: int, in_flight: int, repeat: int)
     with _plain_stream(memory) if transport == "tcp" else _memcpy(peer, memory, size) as limit:
         _read_blocks(peer, memory, size, in_flight, MIN_ROUND_BYTES // 4)  # connections and pages are warm now
         limit(MIN_ROUND_BYTES // 4)
+        received, served, payload = peer.counters.rx_bytes, _served(peer), 0
         got, possible, ratios = [], [], []
         for _ in range(repeat):
             before = limit(MIN_ROUND_BYTES // 2)
-            got.append(_read_blocks(peer, memory, size, in_flight, MIN_ROUND_BYTES))
+            speed, moved = _read_blocks(peer, memory, size, in_flight, MIN_ROUND_BYTES)
+            payload += moved
+            got.append(speed)
             possible.append(statistics.mean((before, limit(MIN_ROUND_BYTES // 2))))
             ratios.append(got[-1] / possible[-1])
+        received, served = peer.counters.rx_bytes - received, _served(peer) - served
     return {
         "transport": transport,
         "bytes": size,
@@ -98,7 +104,17 @@ def _measure(transport: str, peer: Peer, size: int, in_flight: int, repeat: int)
         "limit_gbps": round(statistics.median(possible) / 1e9, 3),
         "ratio": round(statistics.median(ratios), 3),
         "spread": round(max(ratios) - min(ratios), 3),
+        "payload_bytes": payload,
+        "received_bytes": received,
+        "served_bytes": served,
     }
+
+
+def _served(peer: Peer) -> int:
+    """Return the payload bytes that the node says it has sent in answer to reads."""
+    reply, _ = peer.call(Stats())
+    assert isinstance(reply, StatsReply)
+    return int(reply.values["read_bytes"])
 
 
 # --- what is measured ------------------------------------------------------------------------------------------------
@@ -141,9 +157,13 @@ def _connect(transport: str, address: str) -> Peer:
     return TcpPeer(host, int(port))
 
 
-def _read_blocks(peer: Peer, memory: NDArray[np.uint8], size: int, in_flight: int, total: int) -> float:
-    """Read `total` bytes in random blocks, `in_flight` at a time; return bytes/s."""
-    group = max(1, in_flight // (2 if isinstance(peer, MappedPeer) else OPERATIONS))
+def _read_blocks(peer: Peer, memory: NDArray[np.uint8], size: int, in_flight: int, total: int) -> tuple[float, int]:
+    """Read `total` bytes in random blocks, at most `in_flight` at a time; return bytes/s, and the bytes.
+
+    Raises `HostError` if the node lost blocks, or if what landed is not what was asked for.
+    """
+    group = max(1, in_flight // OPERATIONS)
+    limit = min(OPERATIONS, in_flight)
     operations, places = max(2, total // size // group), len(memory) // size
     views = [memoryview(memory.data)[n * size : (n + 1) * size] for n in range(places)]
     refs = [SlotRef(slot, 1) for slot in range(REGION // size)]
@@ -152,15 +172,23 @@ def _read_blocks(peer: Peer, memory: NDArray[np.uint8], size: int, in_flight: in
         (noise.choices(refs, k=group), [views[(number * group + n) % places] for n in range(group)])
         for number in range(operations)
     ]
+    memory.fill(255)
     tickets: deque[Ticket] = deque()
     started = time.perf_counter()
     for wanted, into in work:
-        if len(tickets) * group >= in_flight:
+        if len(tickets) >= limit:
             _finish(tickets.popleft())
         tickets.append(peer.read(wanted, into, slot_bytes=size, timeout_s=60.0))
     while tickets:
         _finish(tickets.popleft())
-    return operations * group * size / (time.perf_counter() - started)
+    seconds = time.perf_counter() - started
+    landed = {
+        (number * group + n) % places: ref for number, (wanted, _) in enumerate(work) for n, ref in enumerate(wanted)
+    }
+    for place, ref in landed.items():
+        if (memory[place * size : (place + 1) * size] != ref.slot % 251).any():
+            raise HostError(f"slot {ref.slot} did not arrive as it is", hint="this is a bug of the transport")
+    return operations * group * size / seconds, operations * group * size
 
 
 def _finish(ticket: Ticket) -> None:
@@ -198,13 +226,21 @@ def _memcpy(peer: Peer, memory: NDArray[np.uint8], size: int) -> Iterator[Callab
             source, place = noise.randrange(slots) * size, n % places * size
             np.copyto(memory[place : place + size], arena[source : source + size])
 
-    yield lambda total: total / _timed([(work, (n, total // size)) for n in range(COPIERS)])
+    def copy(total: int) -> float:
+        memory.fill(255)
+        seconds = _timed([(work, (n, total // size)) for n in range(COPIERS)])
+        for place in range(0, min(places, total // size), COPIERS):
+            if memory[place * size] == 255:
+                raise HostError("memcpy did not reach every destination")
+        return total // size * size / seconds
+
+    yield copy
 
 
 @contextlib.contextmanager
 def _plain_stream(memory: NDArray[np.uint8]) -> Iterator[Callable[[int], float]]:
     """Yield a function that receives so many bytes over plain sockets into `memory`, and returns bytes/s."""
-    with _child(["dualpath.bench.transport"]) as port, contextlib.ExitStack() as opened:
+    with _child(["dualpath.bench.stream_sender"]) as port, contextlib.ExitStack() as opened:
         sockets = [opened.enter_context(socket.create_connection(("127.0.0.1", int(port)))) for _ in range(SOCKETS)]
         view = memoryview(memory.data)
         share = len(memory) // SOCKETS // STREAM_PIECE * STREAM_PIECE
@@ -219,7 +255,13 @@ def _plain_stream(memory: NDArray[np.uint8]) -> Iterator[Callable[[int], float]]
 
         def receive(total: int) -> float:
             part = total // SOCKETS // STREAM_PIECE * STREAM_PIECE
-            return part * SOCKETS / _timed([(work, (n, part)) for n in range(SOCKETS)])
+            memory.fill(255)
+            seconds = _timed([(work, (n, part)) for n in range(SOCKETS)])
+            for number in range(SOCKETS):
+                start = number * share
+                if (memory[start : start + min(part, share)] != STREAM_BYTE).any():
+                    raise HostError("the plain stream arrived spoiled")
+            return part * SOCKETS / seconds
 
         yield receive
 
@@ -233,33 +275,3 @@ def _timed(jobs: Sequence[tuple[Callable[..., None], tuple[int, int]]]) -> float
     for thread in threads:
         thread.join()
     return time.perf_counter() - started
-
-
-def _stream_sender() -> None:
-    """The plain stream's other end: told a number of bytes, send as many out of a memfd. Ends with the parent."""
-    import mmap
-    import os
-
-    fd = os.memfd_create("dualpath-stream", os.MFD_CLOEXEC)
-    os.ftruncate(fd, REGION)
-    memory = memoryview(mmap.mmap(fd, REGION))
-    for start in range(0, REGION, STREAM_PIECE):
-        memory[start : start + STREAM_PIECE] = b"\x5a" * STREAM_PIECE
-
-    def serve(sock: socket.socket, number: int) -> None:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        place = number * REGION // 2 % REGION
-        while wanted := sock.recv(8, socket.MSG_WAITALL):
-            for _ in range(0, int.from_bytes(wanted, "little"), STREAM_PIECE):
-                sock.sendall(memory[place : place + STREAM_PIECE])
-                place = (place + STREAM_PIECE) % REGION
-
-    listener = socket.create_server(("127.0.0.1", 0))
-    print(listener.getsockname()[1], flush=True)  # noqa: T201 the child's one line to its parent
-    for number in range(SOCKETS):
-        threading.Thread(target=serve, args=(listener.accept()[0], number), daemon=True).start()
-    sys.stdin.read()
-
-
-if __name__ == "__main__":
-    _stream_sender()

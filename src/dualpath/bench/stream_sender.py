@@ -1,0 +1,46 @@
+"""The other end of the transport bench's plain stream, a program of its own: told a number of bytes, it sends as many.
+
+They come out of `REGION` bytes of a memfd, in pieces of 1 MiB. It ends with its parent.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import socket
+import sys
+import threading
+
+from dualpath.transport.peer import DEFAULT_CONNECTIONS
+from dualpath.wire.messages import Lane
+
+REGION = 256 << 20
+SOCKETS = DEFAULT_CONNECTIONS[Lane.PREFETCH]
+STREAM_PIECE = 1 << 20
+STREAM_BYTE = 0x5A
+
+
+def _main() -> None:
+    fd = os.memfd_create("dualpath-stream", os.MFD_CLOEXEC)
+    os.ftruncate(fd, REGION)
+    memory = memoryview(mmap.mmap(fd, REGION))
+    for start in range(0, REGION, STREAM_PIECE):
+        memory[start : start + STREAM_PIECE] = bytes([STREAM_BYTE]) * STREAM_PIECE
+
+    def serve(sock: socket.socket, number: int) -> None:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        place = number * REGION // 2 % REGION
+        while wanted := sock.recv(8, socket.MSG_WAITALL):
+            for _ in range(0, int.from_bytes(wanted, "little"), STREAM_PIECE):
+                sock.sendall(memory[place : place + STREAM_PIECE])
+                place = (place + STREAM_PIECE) % REGION
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    print(listener.getsockname()[1], flush=True)  # noqa: T201 the child's one line to its parent
+    for number in range(SOCKETS):
+        threading.Thread(target=serve, args=(listener.accept()[0], number), daemon=True).start()
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    _main()
