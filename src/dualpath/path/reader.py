@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from dualpath.path.metrics import PathMetrics
     from dualpath.path.plan import Entry, GroupPlan, Places
     from dualpath.pool.client import Pool, PoolNode
+    from dualpath.transport.base import Ticket
+    from dualpath.transport.mapping import Mapping
+    from dualpath.wire.messages import SlotRef
 
 
 @dataclass(slots=True)
@@ -144,13 +147,30 @@ class BaselineReader:
         self._metrics.stall_s += time.perf_counter() - started
 
 
-def wait_drained(ticket: object, node: str, timeout_s: float = 5.0) -> None:
+def wait_drained(ticket: Ticket, node: str, timeout_s: float = 5.0) -> None:
     """Wait until the transport has let go of a ticket's destinations. Raises `DeadlineError` if it does not."""
-    give_up = time.monotonic() + timeout_s
-    while not ticket.drained:  # type: ignore[attr-defined]  # a Ticket; Protocol properties need no import here
-        if time.monotonic() > give_up:
-            raise DeadlineError(f"node {node} did not let go of a destination within {timeout_s:g} s", node=node)
-        time.sleep(0.001)
+    if not ticket.wait_drained(timeout_s):
+        raise DeadlineError(f"node {node} did not let go of a destination within {timeout_s:g} s", node=node)
+
+
+@dataclass(slots=True)
+class _Far:
+    """What a plan reads of one node: entries `index` of its far table, and per layer of the group their slots."""
+
+    node: int
+    index: NDArray[np.intp]
+    slots: NDArray[np.int64]  # [layers, entries]
+    generations: NDArray[np.uint64]
+
+
+@dataclass(slots=True)
+class _Placed:
+    """Where a plan's entries lie: at nodes (`known` tells whether a next step has the same ones there), or here."""
+
+    known: list[tuple[int, int, list[SlotRef]]]  # entry, node, references
+    far: list[_Far]
+    here: NDArray[np.intp]
+    local: NDArray[np.int64]  # [entries here, layers]
 
 
 class MappedReader:
@@ -158,43 +178,77 @@ class MappedReader:
 
     def __init__(self, pool: Pool, arena: LocalArena) -> None:
         self._pool, self._arena = pool, arena
-        self._buffers: dict[tuple[int, int], int] = {}
+        self._buffers: dict[tuple[int, int], tuple[NDArray[np.uint8], int]] = {}
+        self._placed: dict[int, _Placed] = {}
 
     def begin(self, plans: Sequence[GroupPlan], *, reserve: int, wrap: bool) -> None:
-        """Nothing is moved ahead."""
+        """Nothing is moved ahead; note where everything lies."""
+        self._placed = {plan.index: _place(plan.far.distinct, self._placed.get(plan.index)) for plan in plans}
 
     def end(self) -> None:
         """Nothing is held."""
+        self._placed = {}
 
     def runs(self, plan: GroupPlan, layer: int) -> Iterator[Run]:
         """Yield everything at once, then check that no slot was reused meanwhile."""
         entries, size = plan.far.distinct, plan.slots.slot_bytes
         if not entries:
             return
+        placed = self._placed[plan.index]
         buffer = np.empty(len(entries), np.int32)
         offset = np.empty(len(entries), np.int64)
-        for i, entry in enumerate(entries):
-            part = entry.part
-            if part.local is not None:
-                place = plan.slots.locate(part.local[layer : layer + 1])
-                buffer[i], offset[i] = place[0][0], place[1][0]
-            elif part.refs is not None:
-                buffer[i] = self._buffer(part.node, size, entry)
-                offset[i] = part.refs[layer].slot * size
+        if len(placed.here):
+            buffer[placed.here], offset[placed.here] = plan.slots.locate(placed.local[:, layer])
+        used: list[tuple[_Far, Mapping]] = []
+        for far in placed.far:
+            mapping = self._mapping(far, size, entries)
+            self._check(far, mapping, layer, entries)
+            used.append((far, mapping))
+            buffer[far.index] = self._buffer(far.node, size, mapping)
+            offset[far.index] = far.slots[layer] * size
         yield Run(0, len(entries), (buffer, offset))
-        for entry in entries:
-            part = entry.part
-            if part.local is None and part.refs is not None:
-                node = self._pool.nodes[part.node]
-                if not node.current(part.refs[layer], size):
-                    raise lost(entry, node, Outcome.LOST, None)
+        for far, mapping in used:
+            self._check(far, mapping, layer, entries)
 
-    def _buffer(self, number: int, size: int, entry: Entry) -> int:
-        found = self._buffers.get((number, size))
-        if found is None:
-            node = self._pool.nodes[number]
-            if entry.part.refs is None:
-                raise lost(entry, node, Outcome.LOST, None)
-            array, _ = node.view(entry.part.refs[0], size)
-            found = self._buffers[(number, size)] = self._arena.add_buffer(array)
-        return found
+    def _mapping(self, far: _Far, size: int, entries: Sequence[Entry]) -> Mapping:
+        node = self._pool.nodes[far.node]
+        try:
+            return node.mapping(size)
+        except PeerError as error:
+            raise lost(entries[int(far.index[0])], node, Outcome.LOST, error) from error
+
+    def _check(self, far: _Far, mapping: Mapping, layer: int, entries: Sequence[Entry]) -> None:
+        """Raise `BlockLostError` if a slot of this mapping is not, or no longer, what the plan takes it for."""
+        stale = mapping.stale(far.slots[layer], far.generations[layer])
+        if len(stale):
+            raise lost(entries[int(far.index[stale[0]])], self._pool.nodes[far.node], Outcome.LOST, None)
+
+    def _buffer(self, number: int, size: int, mapping: Mapping) -> int:
+        """Return the index of a mapping's arena among the buffers; a restarted node has another one."""
+        known = self._buffers.get((number, size))
+        if known is None or known[0] is not mapping.data:
+            known = self._buffers[(number, size)] = (mapping.data, self._arena.add_buffer(mapping.data))
+        return known[1]
+
+
+def _place(entries: Sequence[Entry], before: _Placed | None) -> _Placed:
+    """Note where entries lie, as arrays; what lies at nodes is taken from `before` if nothing has changed there."""
+    remote = [(i, e.part.node, e.part.refs) for i, e in enumerate(entries) if e.part.local is None and e.part.refs]
+    here = [i for i, entry in enumerate(entries) if entry.part.local is not None]
+    local = np.array([entries[i].part.local for i in here], np.int64)
+    index = np.array(here, np.intp)
+    if before is not None and before.known == remote:
+        return _Placed(before.known, before.far, index, local)
+    by_node: dict[int, list[tuple[int, list[SlotRef]]]] = {}
+    for i, node, refs in remote:
+        by_node.setdefault(node, []).append((i, refs))
+    far = [
+        _Far(
+            node,
+            np.array([i for i, _ in found], np.intp),
+            np.array([[ref.slot for ref in refs] for _, refs in found], np.int64).T.copy(),
+            np.array([[ref.generation for ref in refs] for _, refs in found], np.uint64).T.copy(),
+        )
+        for node, found in by_node.items()
+    ]
+    return _Placed(remote, far, index, local)

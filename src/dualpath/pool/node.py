@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dualpath.transport.mapped import MappedPeer
+    from dualpath.transport.mapping import Mapping
 
 M = TypeVar("M", bound=Message)
 
@@ -169,6 +170,13 @@ class PoolNode:
         if found is None:
             raise BlockLostError(f"slot {ref.slot} of node {self.name} holds another block by now", node=self.name)
         return found
+
+    def mapping(self, slot_bytes: int) -> Mapping:
+        """Return the node's arena and its generations, as mapped here: the same object until the node restarts.
+
+        Judge bytes by the generations of the mapping that they were read from. Raises as `view` does.
+        """
+        return self._mapped().mapping(slot_bytes)
 
     def current(self, ref: SlotRef, slot_bytes: int) -> bool:
         """Whether the slot, as mapped, still holds what `ref` names."""
