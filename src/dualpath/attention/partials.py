@@ -59,6 +59,11 @@ def fold(state: State, partial: Partial) -> None:
     fold_triple(state, slice(None), lse, seen.astype(np.float32), acc)
 
 
+def join(state: State, later: State) -> None:
+    """Fold the state of later keys into `state`, as one block. `later` is left as it is."""
+    fold_triple(state, slice(None), later.max, later.exp_sum, later.acc)
+
+
 def merge(partials: Iterable[Partial]) -> tuple[Float32, Float32]:
     """Return `(out, lse)` over the keys of all `partials`, which must come in token order and have the same shapes.
 

@@ -13,7 +13,7 @@ from dualpath.bench.settings import MAPPED, ExperimentConfig
 
 @dataclass(frozen=True)
 class Nodes:
-    """Where to connect. `mapped_spec` is the same nodes through their mapped arenas."""
+    """Where to connect: nodes that stand for other hosts, and nodes on this host whose memory is mapped."""
 
     spec: str
     mapped_spec: str
@@ -42,5 +42,13 @@ def open_nodes(config: ExperimentConfig, capacity_bytes: int) -> Iterator[Nodes]
         return
     from dualpath.pool.local import LocalNodes
 
-    with LocalNodes(config.nodes, capacity=capacity_bytes) as nodes:
-        yield Nodes(nodes.spec, nodes.mapped_spec, nodes.key, config.deadline_s)
+    rows = config.rows()
+    with contextlib.ExitStack() as stack:
+        threads = max(1, (os.cpu_count() or 1) // config.nodes)  # they share this machine's cores
+        far = LocalNodes(config.nodes, capacity=capacity_bytes, threads=threads, sockets=False)
+        far = stack.enter_context(far)
+        mapped = ""
+        if MAPPED in rows:
+            near = LocalNodes(config.nodes, capacity=capacity_bytes, threads=threads)
+            mapped = stack.enter_context(near).mapped_spec
+        yield Nodes(far.spec, mapped, far.key, config.deadline_s)

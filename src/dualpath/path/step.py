@@ -289,8 +289,9 @@ class Step:
         self._fold_near(near, q, plan, index, scratch, scale, softcap)
         partials: list[Partial] = reducer.collect(shipment, self.rows)
         total = State.empty(self.rows, plan.group.query_heads, plan.group.value_dim)
-        for partial in [*partials, attention.finish(near)]:
+        for partial in partials:
             attention.fold(total, partial)
+        attention.join(total, near)
         out = attention.finish(total, sinks)[0]
         if self.observer is not None:
             seen = [*reducer.observed, ("here", near, sum(entry.tokens for entry in plan.near.entries))]

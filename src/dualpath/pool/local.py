@@ -61,12 +61,18 @@ class LocalNode:
 
 
 class LocalNodes:
-    """`count` node processes of `capacity` bytes each. All are ready inside the block."""
+    """`count` node processes of `capacity` bytes each. All are ready inside the block.
 
-    def __init__(self, count: int, *, capacity: int, key: str | None = None, threads: int = 0) -> None:
+    `sockets=False`: TCP only, as if on other hosts; `mapped_spec` is then of no use.
+    """
+
+    def __init__(
+        self, count: int, *, capacity: int, key: str | None = None, threads: int = 0, sockets: bool = True
+    ) -> None:
         self._count = count
         self._config = NodeConfig(capacity=capacity, threads=threads, parent=os.getpid(), json=True)
         self.key = key
+        self._sockets = sockets
         self._folder = tempfile.TemporaryDirectory(prefix="dualpath-")
         self._processes: list[subprocess.Popen[str]] = []
         self.nodes: list[LocalNode] = []
@@ -117,7 +123,7 @@ class LocalNodes:
         self._folder.cleanup()
 
     def _start(self, number: int) -> subprocess.Popen[str]:
-        path = f"{self._folder.name}/node{number}.sock"
+        path = f"{self._folder.name}/node{number}.sock" if self._sockets else ""
         config = msgspec.structs.replace(self._config, socket=path, node_id=f"node{number}")
         environment = {name: value for name, value in os.environ.items() if name != "DUALPATH_KEY"}
         if self.key is not None:

@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass
 import msgspec
 
 from dualpath.errors import UsageError
+from dualpath.pool.arena import Arena, SharedArena
 from dualpath.pool.management import Management
 from dualpath.pool.service import PoolService
 from dualpath.transport.tcp import TcpServer, is_loopback
@@ -84,7 +85,9 @@ def serve(config: NodeConfig, *, key: bytes | None = None) -> None:
         signal.signal(number, lambda *_: stop.set())
     _warm_up()
     with ExitStack() as closing:
-        service = PoolService(config.capacity, threads=config.threads)
+        service = PoolService(
+            config.capacity, threads=config.threads, arena_type=SharedArena if config.socket else Arena
+        )
         closing.callback(service.close)
         ready = _listen(config, key, service, closing)
         if config.parent:

@@ -19,7 +19,7 @@ from typing import Any
 
 from dualpath.errors import DualPathError, UsageError
 from dualpath.pool import near
-from dualpath.pool.arena import Arena
+from dualpath.pool.arena import Arena, SharedArena
 from dualpath.pool.blocks import Block, Connection
 from dualpath.pool.meter import Meter
 from dualpath.pool.store import GRACE_S, BlockStore
@@ -56,10 +56,12 @@ class PoolService:
         capacity: int,
         *,
         threads: int = 0,
+        arena_type: type[Arena] = SharedArena,
         grace_s: float = GRACE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.threads = threads
+        self._arena_type = arena_type
         self.meter = Meter()
         self._lock = threading.Lock()
         self._arenas: dict[tuple[str, int], Arena] = {}
@@ -248,6 +250,8 @@ class PoolService:
         arena = self.arena(session.tenant, message.slot_bytes)
         if arena is None:
             raise UsageError(f"this tenant has no slots of {message.slot_bytes} bytes here", hint="write blocks first")
+        if not isinstance(arena, SharedArena):
+            raise UsageError("this node does not share its memory", hint="start it with --socket PATH")
         return Reply(wire.Mapped(arena.slots, arena.slot_bytes), descriptors=arena.descriptors())
 
     # --- inside ----------------------------------------------------------------------------------------------
@@ -279,5 +283,5 @@ class PoolService:
 
     def _make_arena(self, tenant: str, slots: int, slot_bytes: int) -> Arena:
         """Called by the store, under the lock."""
-        arena = self._arenas[tenant, slot_bytes] = Arena(slots, slot_bytes)
+        arena = self._arenas[tenant, slot_bytes] = self._arena_type(slots, slot_bytes)
         return arena
