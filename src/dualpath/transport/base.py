@@ -85,6 +85,10 @@ class Peer(Protocol):
         """The node's id as it introduced itself, or its address before the first connection."""
 
     @property
+    def instance(self) -> bytes:
+        """What differs each time the node's process starts; empty before the first connection."""
+
+    @property
     def counters(self) -> TransferCounters:
         """Bytes moved so far (a snapshot)."""
 

@@ -42,7 +42,7 @@ class Mapping:
             return np.flatnonzero((slots >= self.slots) | (self.generations.take(slots, mode="clip") != generations))
         return np.flatnonzero(self.generations[slots] != generations)
 
-    def copy(self, refs: Sequence[SlotRef], destinations: Sequence[memoryview]) -> list[Outcome]:
+    def copy(self, refs: Sequence[SlotRef], destinations: Sequence[NDArray[np.uint8]]) -> list[Outcome]:
         """Copy slots out; `LOST` are those that are, or were meanwhile, no longer what their `refs` name."""
         import numpy as np
 
@@ -51,7 +51,7 @@ class Mapping:
         whole = all(good)
         wanted = refs if whole else [ref for ref, ok in zip(refs, good, strict=True) if ok]
         sources = [data[ref.slot * size : (ref.slot + 1) * size] for ref in wanted]
-        targets = [np.frombuffer(place, np.uint8) for place, ok in zip(destinations, good, strict=True) if ok]
+        targets = destinations if whole else [place for place, ok in zip(destinations, good, strict=True) if ok]
         # Nothing of Python's runs between two copies but the call: its cache is cold there, and others want the lock.
         deque(map(np.copyto, targets, sources), maxlen=0)
         if whole and all(now[ref.slot] == ref.generation for ref in refs):

@@ -50,6 +50,7 @@ class StreamPeer:
             raise UsageError("each lane needs at least one connection")
         self._dialer = Dialer(address, key, tenant, connect_timeout_s, secrets.token_bytes(16))
         self._node = str(address)
+        self._instance = b""
         self._closed = False
         self._lock = threading.Lock()
         self._streams: list[Stream] = []
@@ -66,6 +67,11 @@ class StreamPeer:
         return self._node
 
     @property
+    def instance(self) -> bytes:
+        """What differs each time the node's process starts; empty before the first connection."""
+        return self._instance
+
+    @property
     def counters(self) -> TransferCounters:
         """Bytes moved so far, headers and handshakes included."""
         with self._lock:
@@ -75,7 +81,7 @@ class StreamPeer:
 
     def _opened(self, stream: Stream, welcome: Welcome) -> None:
         with self._lock:
-            self._node = welcome.node
+            self._node, self._instance = welcome.node, welcome.instance
             for old in [s for s in self._streams if s.closed]:
                 self._streams.remove(old)
                 self._past.tx_bytes += old.sent

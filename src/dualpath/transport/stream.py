@@ -232,10 +232,14 @@ class Stream:
     def alive(self) -> bool:
         """Whether the peer still holds its end, as far as the kernel knows. Never blocks."""
         try:
+            poller = select.poll()
+            poller.register(self.sock.fileno(), select.POLLIN)
+            if not poller.poll(0):
+                return True  # nothing to read, not even an end; asked without the cost of an exception
             return self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
         except BlockingIOError:
             return True
-        except OSError:
+        except (OSError, ValueError):  # `ValueError`: closed
             return False
 
     def shutdown(self) -> None:
