@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 
 import dualpath
+from dualpath.directory import MemoryDirectory, NodeInfo, StaleOwnerError
 from dualpath.errors import BlockLostError, CapacityError, PoolFullError, UsageError
 from dualpath.kv import KVLayout
 from dualpath.path import DualPath, PathConfig, Scheme
+from dualpath.testing.node import FakeClock
 from dualpath.testing.pool import LocalNodes
+from dualpath.wire.messages import BlockKey
 
 from .world import HYBRID, MLA, World
 
@@ -273,3 +276,46 @@ def test_a_lost_connection_is_made_anew_and_views_are_told_again(nodes: LocalNod
             for stream in node.peer._streams:  # type: ignore[attr-defined]
                 stream.shutdown()
         world.step([(a, 1)])
+
+
+def test_the_directory_knows_where_blocks_are_and_how_far_sequences_got(nodes: LocalNodes) -> None:
+    directory = MemoryDirectory()
+    with dualpath.connect(nodes.spec, tenant="told") as pool:
+        config = PathConfig(Scheme.SHARDED, 3 * HYBRID.block_bytes, 1 << 16)
+        with DualPath(HYBRID, config, pool, directory) as path:
+            assert [info.node for info in directory.nodes()] == [node.name for node in pool.nodes]
+            world = World(path)
+            a = world.open()
+            world.append(a, 44)
+            assert path.publisher is not None
+            info = directory.sequence(path.publisher.name(a))
+            assert info is not None
+            assert (info.tokens, info.pointer) == (40, path.block(a, 4).id)
+            keys = [BlockKey(path.block(a, i).id or b"", 0) for i in range(5)]
+            assert directory.locate("told", keys) == [[pool.nodes[i % 2].name] for i in range(5)]
+            assert directory.locate("told", [BlockKey(keys[0].id, 1)]) == [[]]  # it has left the sliding window
+            b = world.fork(a)
+            world.close(a)
+            assert directory.sequence(path.publisher.name(a)) is None
+            assert directory.locate("told", keys[-1:]) != [[]]
+            world.close(b)
+            assert directory.locate("told", keys) == [[]] * 5
+
+
+def test_an_owner_that_was_fenced_off_cannot_commit(nodes: LocalNodes) -> None:
+    clock = FakeClock()
+    directory = MemoryDirectory(clock)
+    with dualpath.connect(nodes.spec, tenant="fenced") as pool:
+        config = PathConfig(Scheme.SHARDED, 3 * MLA.block_bytes, 1 << 16)
+        with DualPath(MLA, config, pool, directory) as path:
+            world = World(path)
+            a = world.open()
+            world.step([(a, 8)])
+            assert path.publisher is not None
+            clock.now += 10_000.0
+            for node in pool.nodes:
+                directory.join(NodeInfo(node.name, node.address, node.instance), 1e6)
+            directory.claim(path.publisher.name(a), "successor", 1e6)
+            with pytest.raises(StaleOwnerError):
+                world.step([(a, 8)])
+            assert path.length(a) == 8

@@ -13,6 +13,7 @@ from collections.abc import Sequence as Seq
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from dualpath.directory import Directory, MemoryDirectory
 from dualpath.errors import CapacityError, UsageError
 from dualpath.kv.layout import LayerKind
 from dualpath.path.arena import Budget, LocalArena
@@ -21,6 +22,7 @@ from dualpath.path.fill import fill_random, read_block
 from dualpath.path.growth import Fill, Growth, grow
 from dualpath.path.metrics import PathMetrics
 from dualpath.path.prefetch_reader import PrefetchReader
+from dualpath.path.publisher import Publisher
 from dualpath.path.reader import BaselineReader, MappedReader, NoReader, Reader
 from dualpath.path.reduce import Reducer
 from dualpath.path.sequences import Block, Part, Sequence, SequenceId, next_id
@@ -36,11 +38,14 @@ if TYPE_CHECKING:
 class DualPath:
     """KV of any number of sequences of one model. A context manager; not thread-safe.
 
-    `pool` is needed by every scheme but `local`; it stays the caller's to close. Raises `CapacityError` when the hot
+    `pool` is needed by every scheme but `local`; it stays the caller's to close. `directory` is told where blocks are
+    and how far sequences have got; by default it is one of this process's own. Raises `CapacityError` when the hot
     region cannot hold one block of all layers, or the window one layer block.
     """
 
-    def __init__(self, layout: KVLayout, config: PathConfig, pool: Pool | None = None) -> None:
+    def __init__(
+        self, layout: KVLayout, config: PathConfig, pool: Pool | None = None, directory: Directory | None = None
+    ) -> None:
         self.layout, self.config, self.pool = layout, config, pool
         local = config.scheme is Scheme.LOCAL
         if not local and pool is None:
@@ -53,9 +58,18 @@ class DualPath:
         self.reader: Reader = NoReader()
         self.reducer: Reducer | None = None
         self.writer: Writer | None = None
+        self.publisher: Publisher | None = None
         if pool is not None and not local:
             self.reader = self._make_reader(pool)
-            self.writer = Writer(pool, layout, self.metrics, spread=config.scheme.spreads, deadline_s=config.deadline_s)
+            self.publisher = Publisher(directory or MemoryDirectory(), pool, len(layout.groups))
+            self.writer = Writer(
+                pool,
+                layout,
+                self.metrics,
+                self.publisher,
+                spread=config.scheme.spreads,
+                deadline_s=config.deadline_s,
+            )
             if config.scheme is Scheme.REDUCE:
                 self.reducer = Reducer(pool, self.metrics, config.deadline_s)
         self._sequences: dict[SequenceId, Sequence] = {}
@@ -76,7 +90,7 @@ class DualPath:
     def open(self) -> SequenceId:
         """Return a new, empty sequence."""
         sequence = Sequence(SequenceId(next(self._ids)))
-        self._sequences[sequence.id] = sequence
+        self._add(sequence)
         return sequence.id
 
     def length(self, sequence: SequenceId) -> int:
@@ -98,7 +112,7 @@ class DualPath:
         child.tokens = parent.tokens[: child.length]
         for block in child.blocks:
             block.owners += 1
-        self._sequences[child.id] = child
+        self._add(child)
         if self.reducer is not None:
             self.reducer.fork(sequence, child.id)
         return child.id
@@ -110,6 +124,8 @@ class DualPath:
         if self.reducer is not None:
             self.reducer.forget(sequence)
         self._release(found.blocks)
+        if self.publisher is not None:
+            self.publisher.ended(sequence)
 
     def crop(self, sequence: SequenceId, length: int) -> None:
         """Cut a sequence to its first `length` tokens; a sealed block that is cut through is reopened by one copy."""
@@ -145,6 +161,8 @@ class DualPath:
         found = self._get(sequence)
         found.blocks.append(block)
         found.tokens += tokens
+        if self.publisher is not None and block.id is not None:
+            self.publisher.grown(sequence, block.end, block.id)
         if block.parts[0].local is not None and self.writer is not None:
             self._hot[block.serial] = block
         self.metrics.peak_local_bytes = self.arena.peak_bytes
@@ -177,6 +195,8 @@ class DualPath:
             raise UsageError("a step is open", hint="commit or abort it first")
         if len({sequence for sequence, _ in batch}) != len(batch):
             raise UsageError("a sequence occurs twice in the batch")
+        if self.publisher is not None:
+            self.publisher.prolong()
         growths: list[Growth] = []
         row = 0
         for sequence, new in batch:
@@ -200,6 +220,12 @@ class DualPath:
         sealed = [fill for growth in growths for fill in growth.fills if fill.sealing is not None]
         if self.writer is not None:
             self.writer.commit([fill.sealing for fill in sealed if fill.sealing is not None])
+        if self.publisher is not None:
+            for growth in growths:
+                for fill in growth.full(self.layout.block_tokens)[-1:]:
+                    if fill.sealing is not None:
+                        end = fill.block.position + fill.tokens
+                        self.publisher.grown(growth.sequence.id, end, fill.sealing.id)
         for growth in growths:
             sequence = growth.sequence
             if growth.replaced is not None:
@@ -394,6 +420,11 @@ class DualPath:
         if any(part.dropped for part in block.parts):
             raise UsageError("cannot crop into a block that has left a sliding window")
         return self._copy(block, length)
+
+    def _add(self, sequence: Sequence) -> None:
+        if self.publisher is not None:
+            self.publisher.opened(sequence.id)
+        self._sequences[sequence.id] = sequence
 
     # --- small things ------------------------------------------------------------------------------------------
 

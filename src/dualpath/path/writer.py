@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dualpath.kv.ids import BlockId
     from dualpath.kv.layout import KVLayout
     from dualpath.path.metrics import PathMetrics
+    from dualpath.path.publisher import Publisher
     from dualpath.pool.client import Pool
     from dualpath.wire.messages import SlotRef
 
@@ -40,8 +41,17 @@ class Sealing:
 class Writer:
     """Puts sealed blocks into the pool, and takes them out again when nobody needs them."""
 
-    def __init__(self, pool: Pool, layout: KVLayout, metrics: PathMetrics, *, spread: bool, deadline_s: float) -> None:
-        self._pool, self._layout, self._metrics = pool, layout, metrics
+    def __init__(
+        self,
+        pool: Pool,
+        layout: KVLayout,
+        metrics: PathMetrics,
+        publisher: Publisher,
+        *,
+        spread: bool,
+        deadline_s: float,
+    ) -> None:
+        self._pool, self._layout, self._metrics, self._publisher = pool, layout, metrics, publisher
         self._spread, self._deadline_s = spread, deadline_s
         self._kept: Counter[tuple[int, BlockId]] = Counter()
 
@@ -98,6 +108,7 @@ class Writer:
                 )
         for sealing in sealings:
             self._kept[(sealing.node, sealing.id)] += 1
+        self._publisher.sealed((sealing.node, sealing.id) for sealing in sealings)
 
     def abort(self, sealings: Sequence[Sealing]) -> None:
         """Give prepared room back; a node that cannot be reached frees it by itself."""
@@ -113,6 +124,7 @@ class Writer:
         With `groups`, only those groups' parts are taken out, and the ownership of the rest stays.
         """
         keys: dict[int, list[BlockKey]] = {}
+        gone: list[tuple[int, BlockId]] = []
         for node, id in blocks:
             if groups is None:
                 self._kept[(node, id)] -= 1
@@ -121,8 +133,10 @@ class Writer:
                 del self._kept[(node, id)]
             elif self._kept[(node, id)] > 1:
                 continue
+            gone.append((node, id))
             wanted = range(len(self._layout.groups)) if groups is None else groups
             keys.setdefault(node, []).extend(BlockKey(id, group) for group in wanted)
+        self._publisher.dropped(gone, groups)
         for number, some in keys.items():
             try:
                 self._pool.nodes[number].drop(some)

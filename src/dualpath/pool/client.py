@@ -25,10 +25,11 @@ __all__ = ["NodePartials", "PendingAttend", "Pool", "PoolNode", "connect"]
 
 
 class Pool:
-    """The nodes of a pool, in the order of the spec. Closes them all when left."""
+    """The nodes of a pool as `tenant` sees them, in the order of the spec. Closes them all when left."""
 
-    def __init__(self, nodes: Sequence[PoolNode]) -> None:
+    def __init__(self, nodes: Sequence[PoolNode], tenant: str = "default") -> None:
         self.nodes = tuple(nodes)
+        self.tenant = tenant
 
     def __enter__(self) -> Pool:
         return self
@@ -70,7 +71,7 @@ def connect(spec: str, *, key: str | bytes | None = None, tenant: str = "default
     nodes = [
         PoolNode(dial(address, key=key, tenant=tenant), str(address), timeout_s=timeout_s) for address in addresses
     ]
-    pool = Pool(nodes)
+    pool = Pool(nodes, tenant)
     with ThreadPoolExecutor(len(nodes), thread_name_prefix="dualpath-connect") as threads:
         problems = list(threads.map(_greet, nodes, addresses))
     for problem in problems:

@@ -94,6 +94,11 @@ class PoolNode:
         return self.peer.node
 
     @property
+    def instance(self) -> bytes:
+        """What differs each time the node's process starts."""
+        return self.peer.instance
+
+    @property
     def counters(self) -> TransferCounters:
         """Bytes moved so far."""
         return self.peer.counters
