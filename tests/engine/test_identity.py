@@ -179,3 +179,50 @@ def test_a_sealed_block_can_be_computed_anew_from_its_tokens(reference: Referenc
             assert recompute_block(engine, row, index) == stored  # bitwise: it was computed in a chunk of its own
         assert path.length(row) == 300
         engine.decode(row, 5)
+
+
+def test_bf16_is_no_further_off_than_two_ways_of_transformers_are_from_each_other(
+    reference: Reference, nodes: LocalNodes
+) -> None:
+    """In bf16 two correct merges may pick other tokens, so that the bar is the logits, over given tokens."""
+    from dualpath.engine.load import load_model
+
+    loaded = load_model("smollm2-135m", dtype="bfloat16")
+    prompts, forced = reference.prompts[:4], reference.tokens[:4, :6]
+
+    def plain(attention: str) -> Any:
+        """Same prompts, same steps, so that the matrix products have the same shapes as ours."""
+        loaded.model.set_attn_implementation(attention)
+        with torch.inference_mode():
+            out = loaded.model(input_ids=torch.tensor(prompts), use_cache=True, logits_to_keep=1)
+            scores = [out.logits[:, -1].float()]
+            for column in forced.T:
+                out = loaded.model(input_ids=column[:, None], cache=out.cache, use_cache=True)
+                scores.append(out.logits[:, -1].float())
+        return torch.stack(scores, 1)
+
+    sdpa, eager = plain("sdpa"), plain("eager")
+    bar = (sdpa - eager).abs().max()
+    for scheme in ("sharded", "reduce"):
+        ours = forced_logits(loaded, nodes, scheme, prompts, forced)
+        assert (ours - sdpa).abs().max() <= bar, scheme
+
+
+def forced_logits(loaded: Any, nodes: LocalNodes, scheme: str, prompts: list[list[int]], forced: Any) -> Any:
+    """Return the logits [prompts, 1 + forced, vocab] of a decode that is told each token."""
+    from dualpath.engine.engine import Engine
+    from dualpath.kv import KVLayout
+    from dualpath.path import DualPath, PathConfig, Scheme
+
+    layout = KVLayout.from_config(loaded.config, dtype="bfloat16", block_tokens=BLOCK, model=loaded.fingerprint)
+    config = PathConfig(Scheme(scheme), hot_bytes=len(prompts) * 2 * layout.block_bytes, window_bytes=64 << 20)
+    with (
+        dualpath.connect(nodes.spec, tenant=f"bf16-{scheme}") as pool,
+        DualPath(layout, config, pool) as path,
+        Engine(loaded, path) as engine,
+    ):
+        rows = [path.open() for _ in prompts]
+        scores = [engine.step(list(zip(rows, prompts, strict=True)))]
+        for column in forced.T.tolist():
+            scores.append(engine.step([(row, [token]) for row, token in zip(rows, column, strict=True)]))
+        return torch.stack(scores, 1)
