@@ -32,6 +32,7 @@ from dualpath.wire.messages import (
     Prepare,
     Prepared,
     PrepareItem,
+    Read,
     Renew,
     Resolve,
     Resolved,
@@ -160,6 +161,18 @@ class PoolNode:
         return self.peer.read(
             refs, destinations, slot_bytes=slot_bytes, lane=lane, timeout_s=timeout_s, on_item=on_item
         )
+
+    def read_by_call(
+        self, refs: Sequence[SlotRef], into: memoryview, slot_bytes: int, *, timeout_s: float
+    ) -> tuple[Sequence[Outcome], memoryview]:
+        """Read slots as an ordinary request, on the connection that carries control messages too.
+
+        What a transport without a data path of its own does. Returns the outcomes, and the bytes of the `OK` ones one
+        after another, in `into`. Raises `PeerError`.
+        """
+        pending = self.peer.start(Read(slot_bytes, list(refs)), lane=Lane.REALTIME, timeout_s=timeout_s, into=into)
+        reply, payload = pending.result()
+        return _expect(Outcomes, reply, self.name).outcomes, payload
 
     def cancel(self, ticket: Ticket) -> None:
         """Stop a read. Its destinations are free once it has drained."""

@@ -69,7 +69,13 @@ class FaultyPeer:
         return self.start(message, payload, lane=lane, timeout_s=timeout_s).result()
 
     def start(
-        self, message: Message, payload: Sequence[Any] = (), *, lane: Lane = Lane.REALTIME, timeout_s: float = 10.0
+        self,
+        message: Message,
+        payload: Sequence[Any] = (),
+        *,
+        lane: Lane = Lane.REALTIME,
+        timeout_s: float = 10.0,
+        into: memoryview | None = None,
     ) -> Pending:
         """As `Peer.start`; late, or dead."""
         if self.faults.delay_s:
@@ -78,7 +84,7 @@ class FaultyPeer:
             failed = PendingCall(None, self.node, time.monotonic() + timeout_s)
             failed.fail(self._gone())
             return failed
-        return self.inner.start(message, payload, lane=lane, timeout_s=timeout_s)
+        return self.inner.start(message, payload, lane=lane, timeout_s=timeout_s, into=into)
 
     def read(
         self,

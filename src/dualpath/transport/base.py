@@ -98,9 +98,19 @@ class Peer(Protocol):
         """Send a request and wait for its reply. A `Failure` reply is raised as the matching error."""
 
     def start(
-        self, message: Message, payload: Sequence[Buffer] = (), *, lane: Lane = Lane.REALTIME, timeout_s: float = 10.0
+        self,
+        message: Message,
+        payload: Sequence[Buffer] = (),
+        *,
+        lane: Lane = Lane.REALTIME,
+        timeout_s: float = 10.0,
+        into: memoryview | None = None,
     ) -> Pending:
-        """Send a request now, collect the reply later (several nodes work at once)."""
+        """Send a request now, collect the reply later (several nodes work at once).
+
+        A reply's payload that fits `into` is received there, and `result` returns that part of it; after an error,
+        `into` may have been written in part.
+        """
 
     def read(
         self,

@@ -20,6 +20,7 @@ from typing import Any
 from dualpath.errors import DeadlineError, PeerError, ProtocolError, UnreachableError
 from dualpath.transport.stream import Stream
 from dualpath.wire.failures import error_of
+from dualpath.wire.frames import Head
 from dualpath.wire.messages import Failure, Message
 
 _EMPTY = memoryview(b"")
@@ -28,7 +29,10 @@ _EMPTY = memoryview(b"")
 class PendingCall:
     """A call under way (the `Pending` of the contract)."""
 
-    def __init__(self, connection: CallConnection | None, node: str, deadline: float) -> None:
+    def __init__(
+        self, connection: CallConnection | None, node: str, deadline: float, into: memoryview | None = None
+    ) -> None:
+        self.into = into
         self._connection = connection
         self._node = node
         self.deadline = deadline
@@ -92,9 +96,11 @@ class CallConnection:
         """Whether a new call has a chance here. An idle connection asks the kernel whether the peer is still there."""
         return self.error is None and (bool(self._pending) or self.stream.alive())
 
-    def start(self, message: Message, payload: Sequence[Any], deadline: float) -> PendingCall:
+    def start(
+        self, message: Message, payload: Sequence[Any], deadline: float, into: memoryview | None = None
+    ) -> PendingCall:
         """Send a request. Errors are kept for `PendingCall.result`."""
-        pending = PendingCall(self, self.node, deadline)
+        pending = PendingCall(self, self.node, deadline, into)
         if not self._sending.acquire(timeout=max(0.0, deadline - time.monotonic())):
             pending.fail(DeadlineError(f"{self.node}: busy sending earlier requests", node=self.node))
             return pending
@@ -157,7 +163,7 @@ class CallConnection:
         head = self.stream.recv_head(deadline)
         if head is None:
             raise UnreachableError("the node closed the connection", hint="has it been stopped or restarted?")
-        payload = self.stream.recv_payload(head.payload_bytes, deadline) if head.payload_bytes else _EMPTY
+        payload = self._receive_payload(head, deadline) if head.payload_bytes else _EMPTY
         descriptors = tuple(self.stream.descriptors)
         self.stream.descriptors.clear()
         pending = self._pending.pop(head.request_id, None)
@@ -169,6 +175,16 @@ class CallConnection:
             raise error_of(head.message, self.node)
         elif not 0 < head.request_id <= self._last_id:
             raise ProtocolError(f"a reply to request {head.request_id}, which was never made")
+
+    def _receive_payload(self, head: Head, deadline: float) -> memoryview:
+        """Receive a reply's payload: where its call wants it, if it fits there, else in a buffer of its own."""
+        pending = self._pending.get(head.request_id)
+        into = None if pending is None else pending.into
+        if into is None or head.payload_bytes > into.nbytes:
+            return self.stream.recv_payload(head.payload_bytes, deadline)
+        self.stream.recv_into([into[: head.payload_bytes]], deadline)
+        self.stream.payload_done()
+        return into[: head.payload_bytes]
 
     def _receive_meanwhile(self) -> bool:
         """While sending: take one reply, if there is one and nobody else receives."""

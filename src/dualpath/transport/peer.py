@@ -97,13 +97,19 @@ class StreamPeer:
         return self.start(message, payload, lane=lane, timeout_s=timeout_s).result()
 
     def start(
-        self, message: Message, payload: Sequence[Any] = (), *, lane: Lane = Lane.REALTIME, timeout_s: float = 10.0
+        self,
+        message: Message,
+        payload: Sequence[Any] = (),
+        *,
+        lane: Lane = Lane.REALTIME,
+        timeout_s: float = 10.0,
+        into: memoryview | None = None,
     ) -> PendingCall:
         """Send a request now, collect the reply later. Whatever goes wrong is raised by `result`, not here."""
         deadline = time.monotonic() + timeout_s
         self._requests += 1
         try:
-            return self._caller(lane, deadline).start(message, payload, deadline)
+            return self._caller(lane, deadline).start(message, payload, deadline, into)
         except PeerError as error:
             failed = PendingCall(None, self._node, deadline)
             failed.fail(error)
