@@ -10,7 +10,7 @@ def test_rows(monkeypatch):
     monkeypatch.setattr(transport, "MIN_ROUND_BYTES", 8 << 20)
     told = []
     found = transport.run_transport_bench(sizes=[1 << 20], in_flight=4, repeat=1, progress=told.append)
-    assert [row["transport"] for row in found["rows"]] == ["tcp", "mapped"]
+    assert [row["transport"] for row in found["rows"]] == ["tcp", "call", "mapped"]
     for row in found["rows"]:
         counted = {"payload_bytes", "received_bytes", "served_bytes"}
         assert set(row) == {"transport", "bytes", "in_flight", "gbps", "limit_gbps", "ratio", "spread"} | counted
@@ -20,8 +20,8 @@ def test_rows(monkeypatch):
         assert (row["received_bytes"] > row["payload_bytes"]) != mapped
         assert row["gbps"] > 0
         assert row["ratio"] > 0
-    assert set(found["call_us"]) == {"tcp", "mapped"}
-    assert len(told) == 2
+    assert set(found["call_us"]) == {"tcp", "call", "mapped"}
+    assert len(told) == 3
 
 
 def test_misuse():

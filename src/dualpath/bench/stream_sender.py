@@ -1,6 +1,7 @@
 """The other end of the transport bench's plain stream, a program of its own: told a number of bytes, it sends as many.
 
-They come out of `REGION` bytes of a memfd, in pieces of 1 MiB. It ends with its parent.
+It accepts as many connections as its argument says. The bytes come out of `REGION` bytes of a memfd, in pieces of 1 MiB.
+It ends with its parent.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def _main() -> None:
 
     listener = socket.create_server(("127.0.0.1", 0))
     print(listener.getsockname()[1], flush=True)  # noqa: T201 the child's one line to its parent
-    for number in range(SOCKETS):
+    for number in range(int(sys.argv[1])):
         threading.Thread(target=serve, args=(listener.accept()[0], number), daemon=True).start()
     sys.stdin.read()
 

@@ -8,6 +8,8 @@ destinations that are reused. The limit is measured in the same rounds, right be
     tcp      a plain stream: as many sockets as the lane has connections, the sender `sendall`s 1 MiB pieces out of such
              memory, a thread per socket receives them into the same destinations. No requests, no blocks, no choice,
              and the kernel's own buffer sizes.
+    call     the same, one socket. Here blocks come as the payload of ordinary calls, one at a time, on the connection of
+             control messages: what the scheme `baseline` does, without its copies.
     mapped   memcpy of the same random blocks out of the same mapping, by as many threads as the peer has copiers.
 
 Each round gives one ratio; the row states their median and how far they spread. Absolute speeds vary from hour to hour;
@@ -36,7 +38,7 @@ from dualpath.errors import HostError, UsageError
 from dualpath.transport.base import Peer, Ticket
 from dualpath.transport.mapped import MappedPeer
 from dualpath.transport.tcp import TcpPeer
-from dualpath.wire.messages import Ping, SlotRef, Stats, StatsReply
+from dualpath.wire.messages import Ping, Read, SlotRef, Stats, StatsReply
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 MIN_ROUND_BYTES = 512 << 20
 SIZES = (256 << 10, 1 << 20, 4 << 20)
 COPIERS = 1
+TRANSPORTS = ("tcp", "call", "mapped")
 OPERATIONS = 2  # reads that share the blocks in flight
 
 Progress = Callable[[str], None]
@@ -71,7 +74,7 @@ def run_transport_bench(
     rows: list[dict[str, Any]] = []
     calls: dict[str, dict[str, float]] = {}
     for size in sizes:
-        for transport in ("tcp", "mapped"):
+        for transport in TRANSPORTS:
             tell(f"{transport}, blocks of {size} bytes")
             with _node(transport, size) as address, contextlib.closing(_connect(transport, address)) as peer:
                 rows.append(_measure(transport, peer, size, in_flight, repeat))
@@ -83,14 +86,15 @@ def _measure(transport: str, peer: Peer, size: int, in_flight: int, repeat: int)
     import numpy as np
 
     memory = np.full(max(64 << 20, 2 * in_flight * size), 255, np.uint8)
-    with _plain_stream(memory) if transport == "tcp" else _memcpy(peer, memory, size) as limit:
-        _read_blocks(peer, memory, size, in_flight, MIN_ROUND_BYTES // 4)  # connections and pages are warm now
+    read = _call_for_blocks if transport == "call" else _read_blocks
+    with _limit(transport, peer, memory, size) as limit:
+        read(peer, memory, size, in_flight, MIN_ROUND_BYTES // 4)  # connections and pages are warm now
         limit(MIN_ROUND_BYTES // 4)
         received, served, payload = peer.counters.rx_bytes, _served(peer), 0
         got, possible, ratios = [], [], []
         for _ in range(repeat):
             before = limit(MIN_ROUND_BYTES // 2)
-            speed, moved = _read_blocks(peer, memory, size, in_flight, MIN_ROUND_BYTES)
+            speed, moved = read(peer, memory, size, in_flight, MIN_ROUND_BYTES)
             payload += moved
             got.append(speed)
             possible.append(statistics.mean((before, limit(MIN_ROUND_BYTES // 2))))
@@ -124,8 +128,9 @@ def _served(peer: Peer) -> int:
 def _node(transport: str, size: int) -> Iterator[str]:
     """Start the node of the conformance suite in a process of its own; yield its address."""
     with tempfile.TemporaryDirectory() as folder:
-        where = "127.0.0.1:0" if transport == "tcp" else str(Path(folder) / "node.sock")
-        program = ["dualpath.testing.transport_node", transport, where, str(REGION // size), str(size)]
+        where = str(Path(folder) / "node.sock") if transport == "mapped" else "127.0.0.1:0"
+        kind = "mapped" if transport == "mapped" else "tcp"
+        program = ["dualpath.testing.transport_node", kind, where, str(REGION // size), str(size)]
         with _child(program) as address:
             yield address
 
@@ -191,6 +196,29 @@ def _read_blocks(peer: Peer, memory: NDArray[np.uint8], size: int, in_flight: in
     return operations * group * size / seconds, operations * group * size
 
 
+def _call_for_blocks(peer: Peer, memory: NDArray[np.uint8], size: int, in_flight: int, total: int) -> tuple[float, int]:
+    """As `_read_blocks`, by calls of `in_flight` blocks, one after another."""
+    count, places = max(1, total // size // in_flight), len(memory) // size // in_flight
+    refs = [SlotRef(slot, 1) for slot in range(REGION // size)]
+    noise = random.Random(total)  # noqa: S311 seeded on purpose
+    work = [noise.choices(refs, k=in_flight) for _ in range(count)]
+    share = in_flight * size
+    memory.fill(255)
+    started = time.perf_counter()
+    for number, wanted in enumerate(work):
+        into = memoryview(memory.data)[number % places * share :][:share]
+        reply, payload = peer.start(Read(size, wanted), timeout_s=60.0, into=into).result()
+        if payload.nbytes != share:
+            raise HostError(f"the node lost blocks during the measurement: {reply}")
+    seconds = time.perf_counter() - started
+    for number in range(max(0, count - places), count):
+        for n, ref in enumerate(work[number]):
+            start = number % places * share + n * size
+            if (memory[start : start + size] != ref.slot % 251).any():
+                raise HostError(f"slot {ref.slot} did not arrive as it is", hint="this is a bug of the transport")
+    return count * share / seconds, count * share
+
+
 def _finish(ticket: Ticket) -> None:
     if any(ticket.wait()):  # `OK` is 0
         raise HostError(f"the node lost blocks during the measurement: {ticket.error}")
@@ -208,6 +236,14 @@ def _call_times(peer: Peer) -> dict[str, float]:
 
 
 # --- limits ----------------------------------------------------------------------------------------------------------
+
+
+def _limit(
+    transport: str, peer: Peer, memory: NDArray[np.uint8], size: int
+) -> contextlib.AbstractContextManager[Callable[[int], float]]:
+    if transport == "mapped":
+        return _memcpy(peer, memory, size)
+    return _plain_stream(memory, 1 if transport == "call" else SOCKETS)
 
 
 @contextlib.contextmanager
@@ -238,12 +274,12 @@ def _memcpy(peer: Peer, memory: NDArray[np.uint8], size: int) -> Iterator[Callab
 
 
 @contextlib.contextmanager
-def _plain_stream(memory: NDArray[np.uint8]) -> Iterator[Callable[[int], float]]:
+def _plain_stream(memory: NDArray[np.uint8], count: int) -> Iterator[Callable[[int], float]]:
     """Yield a function that receives so many bytes over plain sockets into `memory`, and returns bytes/s."""
-    with _child(["dualpath.bench.stream_sender"]) as port, contextlib.ExitStack() as opened:
-        sockets = [opened.enter_context(socket.create_connection(("127.0.0.1", int(port)))) for _ in range(SOCKETS)]
+    with _child(["dualpath.bench.stream_sender", str(count)]) as port, contextlib.ExitStack() as opened:
+        sockets = [opened.enter_context(socket.create_connection(("127.0.0.1", int(port)))) for _ in range(count)]
         view = memoryview(memory.data)
-        share = len(memory) // SOCKETS // STREAM_PIECE * STREAM_PIECE
+        share = len(memory) // count // STREAM_PIECE * STREAM_PIECE
 
         def work(number: int, total: int) -> None:
             sock = sockets[number]
@@ -254,14 +290,14 @@ def _plain_stream(memory: NDArray[np.uint8]) -> Iterator[Callable[[int], float]]
                     raise HostError("the plain stream was cut short")
 
         def receive(total: int) -> float:
-            part = total // SOCKETS // STREAM_PIECE * STREAM_PIECE
+            part = total // count // STREAM_PIECE * STREAM_PIECE
             memory.fill(255)
-            seconds = _timed([(work, (n, part)) for n in range(SOCKETS)])
-            for number in range(SOCKETS):
+            seconds = _timed([(work, (n, part)) for n in range(count)])
+            for number in range(count):
                 start = number * share
                 if (memory[start : start + min(part, share)] != STREAM_BYTE).any():
                     raise HostError("the plain stream arrived spoiled")
-            return part * SOCKETS / seconds
+            return part * count / seconds
 
         yield receive
 
