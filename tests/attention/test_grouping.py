@@ -73,6 +73,23 @@ def test_rows_of_other_sequences_do_not_matter(make_case, kernel):
         assert same(alone, State(whole.max[own], whole.exp_sum[own], whole.acc[own]))
 
 
+@pytest.mark.parametrize("bits", [8, 16, 24])
+def test_precision_of_other_queries_does_not_matter(make_case, kernel, bits):
+    """A kernel may do less for queries that fit in bf16 (8 bits); one that does not must not change the others."""
+
+    def rounded(q: np.ndarray, bits: int) -> np.ndarray:
+        return (q.view(np.uint32) & np.uint32(0xFFFFFFFF << (24 - bits) & 0xFFFFFFFF)).view(np.float32)
+
+    case = make_case(6, dtype="bfloat16", sequences=((60, 300),), block_tokens=128)
+    coarse = replace(case, q=rounded(case.q, 8))
+    mixed = coarse.q.copy()
+    mixed[::7] = rounded(case.q[::7], bits)
+    a, b = coarse.run(kernel), replace(coarse, q=mixed).run(kernel)
+    others = np.arange(60) % 7 != 0
+    assert same(*(State(s.max[others], s.exp_sum[others], s.acc[others]) for s in (a, b)))
+    assert replace(coarse, q=mixed).error(kernel) < 1e-5
+
+
 def test_calls_from_several_threads(make_case):
     """The workers serve one caller at a time; the others compute alone, with the same result."""
     case = make_case(4, sequences=((1, 4000), (30, 500)), block_tokens=64)
