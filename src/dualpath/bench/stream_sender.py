@@ -1,6 +1,6 @@
 """The other end of the transport bench's plain stream, a program of its own: told a number of bytes, it sends as many.
 
-It accepts as many connections as its argument says. The bytes come out of `REGION` bytes of a memfd, in pieces of 1 MiB.
+It accepts as many connections as its argument says. The bytes come out of `REGION` bytes of a memfd, 1 MiB at a time.
 It ends with its parent.
 """
 

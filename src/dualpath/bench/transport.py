@@ -8,7 +8,7 @@ destinations that are reused. The limit is measured in the same rounds, right be
     tcp      a plain stream: as many sockets as the lane has connections, the sender `sendall`s 1 MiB pieces out of such
              memory, a thread per socket receives them into the same destinations. No requests, no blocks, no choice,
              and the kernel's own buffer sizes.
-    call     the same, one socket. Here blocks come as the payload of ordinary calls, one at a time, on the connection of
+    call     the same, one socket. Blocks come as the payload of ordinary calls, one at a time, on the connection of
              control messages: what the scheme `baseline` does, without its copies.
     mapped   memcpy of the same random blocks out of the same mapping, by as many threads as the peer has copiers.
 
