@@ -54,6 +54,8 @@ class Observation:
 
 Observer = Callable[[Observation], None]
 
+_ALONE_BYTES = 2 << 20
+
 STORED: dict[str, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),
     "bfloat16": np.dtype(np.uint16),
@@ -248,8 +250,12 @@ class Step:
             scale=scale,
             softcap=softcap,
             window=plan.group.window,
-            threads=self._path.config.threads,
+            threads=1 if self._alone(table, plan) else self._path.config.threads,
         )
+
+    def _alone(self, table: attention.BlockTable, plan: GroupPlan) -> bool:
+        """Whether one thread does this fold: while nodes compute, waking a second one for little gains nothing."""
+        return self.reducing and len(table.offset) * plan.slots.slot_bytes <= _ALONE_BYTES
 
     def _fold_near(
         self,
