@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -212,6 +213,21 @@ def test_a_stopped_node_costs_a_deadline_and_can_come_back() -> None:
         pool[0].ping(timeout_s=5.0)
 
 
+def test_letting_go_of_things_at_a_stopped_node_neither_raises_nor_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dualpath.pool.node.LET_GO_TIMEOUT_S", 0.1)
+    with LocalNodes(1, capacity=MIB) as nodes, connect(nodes.spec, timeout_s=600.0) as pool:
+        pool[0].prepare([PrepareItem(block_key(1), 1, SLOT, 64)])
+        nodes[0].pause()
+        pool[0].abort([block_key(1)])
+        for view in range(50):
+            pool[0].drop([block_key(1)])
+            pool[0].drop_view(view)
+        nodes[0].resume()
+        pool[0].ping()
+        while pool[0].stats()["used_bytes"]:  # what was sent arrived
+            pass
+
+
 def test_nodes_end_with_their_parent() -> None:
     code = (
         "import sys, time; from dualpath.testing.pool import LocalNodes\n"
@@ -255,6 +271,22 @@ def test_the_command_says_ready_and_ends_with_totals(number: signal.Signals) -> 
     assert (process.returncode, err) == (0, "")
     assert "1 prepares, 0 reads, 1 writes" in out
     assert "1 blocks, 128 KiB held" in out
+
+
+def test_a_signal_that_another_thread_gets_ends_the_command_too() -> None:
+    """As when it comes while the process is stopped: the kernel then picks any thread."""
+    with start("--capacity", "1MiB") as process:
+        assert process.stdout is not None
+        with connect(process.stdout.readline().split()[1]) as pool:
+            pool[0].ping()  # by the time that it answers, the main thread sleeps
+        _main, _acceptor, other = sorted(int(name) for name in os.listdir(f"/proc/{process.pid}/task"))[:3]
+        assert ctypes.CDLL(None).tgkill(process.pid, other, signal.SIGTERM) == 0
+        try:
+            out, err = process.communicate(timeout=10.0)
+        finally:
+            process.kill()
+    assert (process.returncode, err) == (0, "")
+    assert out.startswith("ended ")
 
 
 def test_the_command_speaks_json() -> None:

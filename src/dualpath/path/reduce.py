@@ -7,7 +7,6 @@ their blocks agree.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import time
 from collections.abc import Sequence
@@ -156,8 +155,7 @@ class Reducer:
     def _release(self, view: _View) -> None:
         view.owners -= 1
         if view.owners == 0:
-            with contextlib.suppress(PeerError):  # a node that is gone has forgotten its views
-                self._pool.nodes[view.node].drop_view(view.id)
+            self._pool.nodes[view.node].drop_view(view.id)
 
     def _view(self, sequence: SequenceId, plan: GroupPlan, node: int, entries: list[Entry]) -> _View:
         serials = [entry.block.serial for entry in entries]

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dualpath.errors import BlockLostError, PeerError, PoolFullError, UnreachableError
+from dualpath.errors import BlockLostError, PoolFullError, UnreachableError
 from dualpath.transport.base import Lane, Outcome
 from dualpath.wire.messages import BlockKey, PrepareItem
 
@@ -113,10 +113,7 @@ class Writer:
     def abort(self, sealings: Sequence[Sealing]) -> None:
         """Give prepared room back; a node that cannot be reached frees it by itself."""
         for number, keys in self._keys(sealings).items():
-            try:
-                self._pool.nodes[number].abort(keys)
-            except PeerError:
-                continue  # the error that led here is the one to report
+            self._pool.nodes[number].abort(keys)
 
     def drop(self, blocks: Sequence[tuple[int, BlockId]], groups: Sequence[int] | None = None) -> None:
         """One owner fewer for these `(node, id)` blocks; the last one takes them out. Unreachable nodes are passed by.
@@ -138,10 +135,7 @@ class Writer:
             keys.setdefault(node, []).extend(BlockKey(id, group) for group in wanted)
         self._publisher.dropped(gone, groups)
         for number, some in keys.items():
-            try:
-                self._pool.nodes[number].drop(some)
-            except PeerError:
-                continue  # a node that is gone holds nothing
+            self._pool.nodes[number].drop(some)
 
     # --- placement ---------------------------------------------------------------------------------------------
 

@@ -1,17 +1,20 @@
 """One node of a pool, seen from a client: the protocol's requests as typed methods.
 
-Under failure: `prepare` reserves all or nothing. `write` and `read` report an outcome per slot, as data. Every other
-method raises a `PeerError` when there is no proper answer; whether the node acted on it is then unknown, and every
-request may be sent again. Blocks stay pinned for a client as long as it has a connection, and a short grace after.
+Under failure: `prepare` reserves all or nothing. `write` and `read` report an outcome per slot, as data. `abort`,
+`drop` and `drop_view` only let go of things, which a node does by itself when its client is gone: they are best effort,
+raise nothing, and do not wait for a node that does not answer. Every other method raises a `PeerError` when there is no
+proper answer; whether the node acted on it is then unknown, and every request may be sent again. Blocks stay pinned for
+a client as long as it has a connection, and a short grace after.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from dualpath.errors import BlockLostError, ProtocolError, UsageError
+from dualpath.errors import BlockLostError, PeerError, ProtocolError, UsageError
 from dualpath.transport.base import Buffer, Peer, Pending, Ticket, TransferCounters
 from dualpath.wire.messages import (
     Abort,
@@ -51,6 +54,11 @@ if TYPE_CHECKING:
 
 M = TypeVar("M", bound=Message)
 
+LET_GO_TIMEOUT_S = 1.0
+SILENT_TIMEOUT_S = 0.02
+"""How long `abort`, `drop` and `drop_view` wait for a node, and for one that did not answer them before."""
+_log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class NodePartials:
@@ -88,6 +96,7 @@ class PoolNode:
         self.peer = peer
         self.address = address
         self.timeout_s = timeout_s
+        self._silent = False
 
     @property
     def name(self) -> str:
@@ -130,12 +139,12 @@ class PoolNode:
         return self._call(Commit(list(keys)), Outcomes, Lane.BULK).outcomes
 
     def abort(self, keys: Sequence[BlockKey]) -> None:
-        """Give prepared slots back."""
-        self._call(Abort(list(keys)), Done, Lane.BULK)
+        """Give prepared slots back. Best effort."""
+        self._let_go(Abort(list(keys)), Lane.BULK)
 
     def drop(self, keys: Sequence[BlockKey]) -> None:
-        """Unpin blocks; what no other client pins is forgotten."""
-        self._call(Drop(list(keys)), Done, Lane.BULK)
+        """Unpin blocks; what no other client pins is forgotten. Best effort."""
+        self._let_go(Drop(list(keys)), Lane.BULK)
 
     # --- reading ---------------------------------------------------------------------------------------------
 
@@ -214,8 +223,8 @@ class PoolNode:
         return self._call(ExtendView(view, group, geometry, list(blocks)), Outcomes, Lane.REALTIME).outcomes
 
     def drop_view(self, view: int) -> None:
-        """Forget a view and let go of its blocks."""
-        self._call(DropView(view), Done, Lane.REALTIME)
+        """Forget a view and let go of its blocks. Best effort."""
+        self._let_go(DropView(view), Lane.REALTIME)
 
     def start_attend(self, request: Attend, queries: Buffer, *, timeout_s: float | None = None) -> PendingAttend:
         """Send q (float32 `[rows, query_heads, head_dim]`, C-contiguous) and return at once.
@@ -246,7 +255,17 @@ class PoolNode:
     def _call(self, message: Message, wanted: type[M], lane: Lane, timeout_s: float | None = None) -> M:
         deadline = self.timeout_s if timeout_s is None else timeout_s
         reply, _ = self.peer.call(message, lane=lane, timeout_s=deadline)
+        self._silent = False
         return _expect(wanted, reply, self.name)
+
+    def _let_go(self, message: Message, lane: Lane) -> None:
+        """Send a request whose answer changes nothing. A node that was silent once is hardly waited for again."""
+        patience_s = min(self.timeout_s, SILENT_TIMEOUT_S if self._silent else LET_GO_TIMEOUT_S)
+        try:
+            self.peer.call(message, lane=lane, timeout_s=patience_s)
+        except PeerError as error:
+            self._silent = True
+            _log.debug("%s: %s was not answered: %s", self.name, type(message).__name__, error)
 
 
 def _expect(wanted: type[M], reply: Message, node: str) -> M:

@@ -17,8 +17,7 @@ import select
 import signal
 import socket
 import sys
-import threading
-from collections.abc import Callable
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 
@@ -80,21 +79,17 @@ def serve(config: NodeConfig, *, key: bytes | None = None) -> None:
     Raises `UsageError` if it cannot start: an address in use or open to anyone without a key, or no capacity.
     """
     check(config, key)
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
-    _warm_up()
     with ExitStack() as closing:
+        told_to_stop = closing.enter_context(_stop_signals())
+        _warm_up()
         service = PoolService(
             config.capacity, threads=config.threads, arena_type=SharedArena if config.socket else Arena
         )
         closing.callback(service.close)
         ready = _listen(config, key, service, closing)
-        if config.parent:
-            _watch(config.parent, stop.set)
         _say(config, {"event": "ready", **asdict(ready)}, _ready_line(ready))
         _log.info("node %s holds up to %s", ready.node, format_bytes(config.capacity))
-        stop.wait()
+        _await_end(told_to_stop, config.parent)
         stats = service.stats()
     _say(config, {"event": "ended", "node": ready.node, "totals": stats}, _totals_line(stats))
 
@@ -132,17 +127,39 @@ def _warm_up() -> None:
     import dualpath.attention  # noqa: F401
 
 
-def _watch(pid: int, ended: Callable[[], None]) -> None:
-    """Call `ended` when process `pid` is gone. (PR_SET_PDEATHSIG follows the thread that forked, not the process.)"""
+@contextlib.contextmanager
+def _stop_signals() -> Iterator[socket.socket]:
+    """Give a socket that becomes readable at SIGINT or SIGTERM, whichever thread the kernel delivers it to.
 
-    def wait() -> None:
-        with contextlib.suppress(ProcessLookupError):
-            fd = os.pidfd_open(pid)
-            select.select([fd], [], [])
-            os.close(fd)
-        ended()
+    A handler alone would not do: Python runs it on the main thread, and nothing wakes that one if another thread got
+    the signal, as happens to a process that was stopped (SIGSTOP) when it came.
+    """
+    reader, writer = socket.socketpair()
+    with reader, writer:
+        writer.setblocking(False)
+        before = signal.set_wakeup_fd(writer.fileno())
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: None)
+        try:
+            yield reader
+        finally:
+            signal.set_wakeup_fd(before)
 
-    threading.Thread(target=wait, name="parent", daemon=True).start()
+
+def _await_end(told_to_stop: socket.socket, parent: int) -> None:
+    """Return when told to stop, or when process `parent` (0: none) is gone.
+
+    (PR_SET_PDEATHSIG would follow the thread that forked, not the process.)
+    """
+    with ExitStack() as closing:
+        ends: list[int] = [told_to_stop.fileno()]
+        if parent:
+            try:
+                ends.append(os.pidfd_open(parent))
+            except ProcessLookupError:
+                return
+            closing.callback(os.close, ends[-1])
+        select.select(ends, [], [])
 
 
 def _ready_line(ready: Ready) -> str:
