@@ -109,10 +109,14 @@ void prefill(const Kernel &kernel, const Call &call, const std::vector<Sequence>
     std::vector<PrefillItem> items;
     size_t rows = 0;
     for (const auto &s : sequences) rows += (size_t)(s.row_end - s.row_begin) * call.group * call.kv_heads;
-    // 16 register tiles of rows bury the cost of packing K and V; fewer where threads would otherwise stand idle.
-    const size_t tile = std::clamp<size_t>(rows / (threads > 1 ? threads * 4 : 1), 56, 224);
+    // This many rows bury the cost of packing K and V; fewer where threads would otherwise stand idle.
+    constexpr size_t least = 56, most = 256;
+    const size_t tile = std::clamp<size_t>(rows / (threads > 1 ? threads * 4 : 1), least, most);
     for (const auto &s : sequences) {
-        const int m = (s.row_end - s.row_begin) * call.group, tiles = (int)((m + tile - 1) / tile);
+        const int m = (s.row_end - s.row_begin) * call.group, fewest = (int)((m + tile - 1) / tile);
+        int tiles = fewest;  // or a few more, so that every thread gets as many
+        while (tiles * call.kv_heads % threads && tiles < fewest + threads && (tiles + 1) * least <= (size_t)m) tiles++;
+        if (tiles * call.kv_heads % threads) tiles = fewest;
         for (int t = tiles - 1; t >= 0; t--)
             for (int h = 0; h < call.kv_heads; h++)
                 items.push_back({s.row_begin, (int)((int64_t)m * t / tiles), (int)((int64_t)m * (t + 1) / tiles),
