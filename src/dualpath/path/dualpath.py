@@ -25,6 +25,7 @@ from dualpath.path.prefetch_reader import PrefetchReader
 from dualpath.path.publisher import Publisher
 from dualpath.path.reader import BaselineReader, MappedReader, NoReader, Reader
 from dualpath.path.reduce import Reducer
+from dualpath.path.residency import HotRegion
 from dualpath.path.sequences import Block, Part, Sequence, SequenceId, next_id
 from dualpath.path.step import Step
 from dualpath.path.writer import Writer
@@ -74,7 +75,7 @@ class DualPath:
                 self.reducer = Reducer(pool, self.metrics, config.deadline_s)
         self._sequences: dict[SequenceId, Sequence] = {}
         self._ids = itertools.count(1)
-        self._hot: dict[int, Block] = {}
+        self._hot = HotRegion(self.arena, layout)
         self._step: Step | None = None
 
     def __enter__(self) -> DualPath:
@@ -163,13 +164,13 @@ class DualPath:
         found.tokens += tokens
         if self.publisher is not None and block.id is not None:
             self.publisher.grown(sequence, block.end, block.id)
-        if block.parts[0].local is not None and self.writer is not None:
-            self._hot[block.serial] = block
+        if self.writer is not None:
+            self._hot.may_evict(block)
         self.metrics.peak_local_bytes = self.arena.peak_bytes
 
     def discard(self, block: Block) -> None:
         """Free what a block that no sequence has holds locally."""
-        self._free_local(block)
+        self._hot.free(block)
 
     def room(self, sequence: SequenceId, wanted: int) -> int:
         """Return how many tokens (at most `wanted`) the next step of this sequence should take, ending at a block's end
@@ -252,7 +253,7 @@ class DualPath:
             self.writer.abort([fill.sealing for fill in fills if fill.sealing is not None])
         for fill in fills:
             if fill.fresh:
-                self._free_local(fill.block)
+                self._hot.free(fill.block)
         self._finish()
 
     def close(self) -> None:
@@ -278,7 +279,7 @@ class DualPath:
             fill for growth in growths for fill in growth.fills if fill.fresh and fill.block.parts[0].local is None
         ]
         full = [fill for growth in growths for fill in growth.full(self.layout.block_tokens)]
-        self._give_slots(fresh, {id(fill) for fill in full})
+        self._hot.allocate_fresh(fresh, {id(fill) for fill in full}, scratch_allowed=self.writer is not None)
         window = self.arena.limit(Budget.WINDOW) // self._largest
         scratch = sum(fill.scratch for fill in fresh)
         if scratch > window - (1 if any(growth.sequence.blocks for growth in growths) else 0):
@@ -301,18 +302,6 @@ class DualPath:
         copy = self._copy(fill.block, fill.block.length)
         growth.replaced = fill.block
         growth.fills[0] = Fill(copy, fill.offset, fill.row, fill.count, fresh=True)
-
-    def _give_slots(self, fresh: list[Fill], full: set[int]) -> None:
-        """Give new blocks hot slots: open tails first, then the newest; full ones that do not fit become scratch."""
-        need = self.layout.block_bytes
-        newest_first = fresh[::-1]
-        for fill in sorted(newest_first, key=lambda fill: id(fill) in full):
-            if self.arena.room(Budget.HOT) < need:
-                self._evict(need)
-            if id(fill) in full and self.writer is not None and self.arena.room(Budget.HOT) < need:
-                fill.scratch = True
-            else:
-                self._allocate(fill.block)
 
     def _reserve_at_nodes(self, growths: list[Growth]) -> None:
         if self.writer is None:
@@ -344,8 +333,7 @@ class DualPath:
         block.id = fill.sealing.id
         for part, refs in zip(block.parts, fill.sealing.refs, strict=True):
             part.node, part.refs = fill.sealing.node, list(refs)
-        if block.parts[0].local is not None:
-            self._hot[block.serial] = block
+        self._hot.may_evict(block)
 
     def _drop_unseen(self, sequence: Sequence) -> None:
         """Give up what has left every sliding window for good (with a block to spare, for a short crop)."""
@@ -359,36 +347,10 @@ class DualPath:
                 part = block.parts[index]
                 if part.dropped or block.owners > 1 or block.id is None:
                     continue
-                if part.local is not None:
-                    self.arena.slots(self.layout.layer_block_bytes(group)).free(Budget.HOT, part.local)
+                self._hot.free_group(block, index)
                 if self.writer is not None and part.refs is not None:
                     self.writer.drop([(part.node, block.id)], [index])
-                part.local, part.refs, part.dropped = None, None, True
-
-    def _evict(self, wanted: int) -> None:
-        """Give up the longest-sealed hot blocks until `wanted` bytes are free, or none is left."""
-        for serial in list(self._hot):
-            if self.arena.room(Budget.HOT) >= wanted:
-                return
-            self._free_local(self._hot[serial])
-
-    def _allocate(self, block: Block) -> None:
-        if self.arena.room(Budget.HOT) < self.layout.block_bytes:
-            raise CapacityError(
-                f"the hot region ({format_bytes(self.config.hot_bytes)}) cannot hold the open blocks of all sequences "
-                f"({format_bytes(self.layout.block_bytes)} each)",
-                hint="give it more with --hot, run fewer sequences at once, or end steps at a block's end (`room`)",
-            )
-        for part, group in zip(block.parts, self.layout.groups, strict=True):
-            slots = self.arena.slots(self.layout.layer_block_bytes(group))
-            part.local = slots.allocate(Budget.HOT, len(group.layers))
-
-    def _free_local(self, block: Block) -> None:
-        self._hot.pop(block.serial, None)
-        for part, group in zip(block.parts, self.layout.groups, strict=True):
-            if part.local is not None:
-                self.arena.slots(self.layout.layer_block_bytes(group)).free(Budget.HOT, part.local)
-                part.local = None
+                part.refs, part.dropped = None, True
 
     def _release(self, blocks: Seq[Block]) -> None:
         gone = []
@@ -396,16 +358,14 @@ class DualPath:
             block.owners -= 1
             if block.owners == 0:
                 gone.append(block)
-                self._free_local(block)
+                self._hot.free(block)
         if self.writer is not None:
             self.writer.drop([(block.parts[0].node, block.id) for block in gone if block.id is not None])
 
     def _copy(self, block: Block, length: int) -> Block:
         """Return an open copy of a local block's first `length` tokens."""
         copy = Block(block.position, length, [Part() for _ in block.parts])
-        if self.arena.room(Budget.HOT) < self.layout.block_bytes:
-            self._evict(self.layout.block_bytes)
-        self._allocate(copy)
+        self._hot.allocate(copy)
         for index, (part, new) in enumerate(zip(block.parts, copy.parts, strict=True)):
             slots = self.arena.slots(self.layout.layer_block_bytes(self.layout.groups[index]))
             assert new.local is not None
