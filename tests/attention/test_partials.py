@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualpath.attention import State, finish, fold, merge
+from dualpath.attention import State, combine, finish, fold, merge
 from dualpath.attention.kernels import available
 from dualpath.errors import UsageError
 
@@ -58,7 +58,24 @@ def test_empty_partials_change_nothing(make_case):
     assert state.acc.tobytes() == part[0].tobytes()
 
 
+@given(data=st.data())
+def test_combining_states_is_merging_them(make_case, data):
+    case = make_case(data.draw(st.integers(0, 5)), sequences=((2, 150),), loud=data.draw(st.sampled_from([1.0, 30.0])))
+    cuts = data.draw(st.lists(st.integers(0, len(case.table.tokens)), max_size=5))
+    states = [State(lse, np.ones_like(lse), out) for out, lse in cut(case, cuts)]
+    before = [state.acc.tobytes() for state in states]
+    out, lse = finish(combine(states))
+    exact = case.exact()
+    tolerance = 1e-5 + np.abs(exact.max).max() * 2.0**-22
+    np.testing.assert_allclose(out, exact.out, atol=tolerance)
+    np.testing.assert_allclose(lse, exact.lse, atol=tolerance)
+    assert before == [state.acc.tobytes() for state in states]
+    with pytest.raises(UsageError, match="nothing to combine"):
+        combine([])
+
+
 def test_all_empty_is_empty():
+    assert np.isneginf(finish(combine([State.empty(2, 3, 8)] * 2))[1]).all()
     out, lse = merge([finish(State.empty(2, 3, 8))] * 3)
     assert not out.any()
     assert np.isneginf(lse).all()

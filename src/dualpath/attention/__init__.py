@@ -9,7 +9,7 @@ out, lse = finish(state, sinks)
 from dualpath.attention.base import BlockTable, Geometry, Partial, State
 from dualpath.attention.dispatch import attend, explain_blocks, get_threads, set_threads
 from dualpath.attention.kernels import kernel_name
-from dualpath.attention.partials import finish, fold, join, merge
+from dualpath.attention.partials import combine, finish, fold, merge
 
 __all__ = [
     "BlockTable",
@@ -17,11 +17,11 @@ __all__ = [
     "Partial",
     "State",
     "attend",
+    "combine",
     "explain_blocks",
     "finish",
     "fold",
     "get_threads",
-    "join",
     "kernel_name",
     "merge",
     "set_threads",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from dualpath.attention.base import Partial, State
@@ -59,9 +59,25 @@ def fold(state: State, partial: Partial) -> None:
     fold_triple(state, slice(None), lse, seen.astype(np.float32), acc)
 
 
-def join(state: State, later: State) -> None:
-    """Fold the state of later keys into `state`, as one block. `later` is left as it is."""
-    fold_triple(state, slice(None), later.max, later.exp_sum, later.acc)
+def combine(states: Sequence[State]) -> State:
+    """Return the state over the keys of all `states`, of equal shapes and in token order, at once; they are left as
+    they are. A partial `(out, lse)` is the state with max `lse`, exp-sum 1 and acc `out`.
+    """
+    import numpy as np
+
+    if not states:
+        raise UsageError("nothing to combine", hint="an empty state is (-inf, 0, 0), of the rows' shape")
+    top = states[0].max
+    for state in states[1:]:
+        top = np.maximum(top, state.max)
+    safe = np.where(np.isneginf(top), np.float32(0), top)
+    weight = np.exp(states[0].max - safe)
+    exp_sum, acc = states[0].exp_sum * weight, states[0].acc * weight[..., None]
+    for state in states[1:]:
+        weight = np.exp(state.max - safe)
+        exp_sum += state.exp_sum * weight
+        acc += state.acc * weight[..., None]
+    return State(top, exp_sum, acc)
 
 
 def merge(partials: Iterable[Partial]) -> tuple[Float32, Float32]:

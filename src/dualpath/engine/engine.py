@@ -12,7 +12,7 @@ from dualpath.engine.load import LoadedModel
 from dualpath.errors import CapacityError, UsageError
 from dualpath.path import DualPath, SequenceId, Step
 
-CHUNK_TOKENS = 512
+CHUNK_TOKENS = 1024
 
 
 class Engine:

@@ -29,7 +29,6 @@ from dualpath.path.sequences import visible
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from dualpath.attention.base import Partial
     from dualpath.path.dualpath import DualPath
     from dualpath.path.growth import Fill, Growth
 
@@ -293,12 +292,8 @@ class Step:
         shipment = reducer.start(plan, index, q, scale=scale, softcap=softcap, debug=self.observer is not None)
         near = State.empty(self.rows, plan.group.query_heads, plan.group.value_dim)
         self._fold_near(near, q, plan, index, scratch, scale, softcap)
-        partials: list[Partial] = reducer.collect(shipment, self.rows)
-        total = State.empty(self.rows, plan.group.query_heads, plan.group.value_dim)
-        for partial in partials:
-            attention.fold(total, partial)
-        attention.join(total, near)
-        out = attention.finish(total, sinks)[0]
+        far = [State(lse, np.ones_like(lse), out) for out, lse in reducer.collect(shipment, self.rows)]
+        out = attention.finish(attention.combine([*far, near]), sinks)[0]
         if self.observer is not None:
             seen = [*reducer.observed, ("here", near, sum(entry.tokens for entry in plan.near.entries))]
             layer = plan.group.layers[index]

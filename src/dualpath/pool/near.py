@@ -108,14 +108,17 @@ def _block_table(tables: list[Slice], rows: NDArray[np.int32], buffer: NDArray[n
 
     from dualpath.attention import BlockTable
 
-    if len(tables) == 1:
-        joined = tables[0]
-    else:
-        joined = Slice(
-            np.concatenate([table.offset for table in tables]),
-            np.concatenate([table.tokens for table in tables]),
-            np.concatenate([table.position for table in tables]),
+    if len(tables) == 1:  # one sequence, the common case in decode: nothing to join
+        only, count = tables[0], len(tables[0].offset)
+        ends = np.array([[0, rows[0]], [0, count]], np.int32)
+        return BlockTable(
+            [buffer], np.zeros(count, np.int32), only.offset, only.tokens, only.position, ends[0], ends[1]
         )
+    joined = Slice(
+        np.concatenate([table.offset for table in tables]),
+        np.concatenate([table.tokens for table in tables]),
+        np.concatenate([table.position for table in tables]),
+    )
     row_start = np.zeros(len(tables) + 1, np.int32)
     block_start = np.zeros(len(tables) + 1, np.int32)
     np.cumsum(rows, out=row_start[1:])
