@@ -22,11 +22,16 @@ from __future__ import annotations
 
 
 class DualPathError(Exception):
-    """Base of all errors raised on purpose. `str(error)` is one line; `hint` says what to do next."""
+    """Base of all errors raised on purpose. `str(error)` is one line; `hint` says what to do next.
+
+    `advice` is the hint of an error that was raised without one.
+    """
+
+    advice = ""
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
-        self.hint = hint
+        self.hint = hint or self.advice
 
 
 class UsageError(DualPathError):
@@ -44,6 +49,8 @@ class CapacityError(UsageError):
 class PeerError(DualPathError):
     """A node misbehaved. `node` is its address or id. The connection concerned is closed; others go on."""
 
+    advice = "see the node's own log, and whether both sides run the same release of dualpath"
+
     def __init__(self, message: str, *, node: str = "", hint: str = "") -> None:
         super().__init__(message, hint=hint)
         self.node = node
@@ -60,21 +67,31 @@ class VersionError(ProtocolError):
 class AuthError(PeerError):
     """The peer's key is wrong or missing."""
 
+    advice = "use the same key on both sides"
+
 
 class UnreachableError(PeerError):
     """Cannot connect, or the connection was lost."""
+
+    advice = "is the node running, and is the address right?"
 
 
 class PoolFullError(PeerError):
     """The node has no free slot. Nothing was stored."""
 
+    advice = "start nodes with more --capacity, add a node, or close sequences"
+
 
 class DeadlineError(PeerError):
     """The peer did not answer in time. The operation's outcome is unknown."""
 
+    advice = "the node may be stopped or overloaded: try again, or allow a longer deadline"
+
 
 class BlockLostError(DualPathError):
     """A sealed block cannot be read any more."""
+
+    advice = "its KV has to be computed anew"
 
     def __init__(self, message: str, *, node: str = "", block: str = "", hint: str = "") -> None:
         super().__init__(message, hint=hint)

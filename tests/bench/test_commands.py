@@ -115,7 +115,15 @@ def test_random_kv_is_compared_with_local(capsys: pytest.CaptureFixture[str]) ->
         (["--model", "shape:context=100", "--context", "90"], 2, "context 90 + 64 new tokens"),
         (["--model", "shape:", "--context", "9", "--pool", "127.0.0.1:1"], 1, "127.0.0.1:1"),
         (["--report", "/no/such/folder/x.html"], 2, "no such folder"),
+        (["--report", "/proc"], 2, "cannot write a report to /proc"),
         (["--hot", "64M"], 2, "64M"),
+        (["--hot", "0"], 2, "must be at least 1"),
+        (["--nodes", "1000"], 2, "--nodes"),
+        (["--deadline", "inf"], 2, "--deadline"),
+        (["--pool", "nonsense"], 2, "not a pool node: 'nonsense'"),
+        (["--pool", "127.0.0.1:1,127.0.0.1:1"], 2, "named twice"),
+        (["--model", "shape:hidden=1000000000"], 2, "cannot make"),
+        (["--model", "shape:", "--prompt-file", "x.txt"], 2, "no tokenizer"),
     ],
 )
 def test_bad_input_is_one_line_and_a_hint(
@@ -192,6 +200,8 @@ def test_generate_with_a_pool_says_the_same(capsys: pytest.CaptureFixture[str], 
         (["--prompt", ""], "the prompt is empty"),
         (["--prompt", "a", "--scheme", "reduce"], "needs a pool"),
         (["--prompt", "a", "--scheme", "magic"], "unknown scheme"),
+        (["--prompt", "a", "--scheme", "mapped", "--pool", "127.0.0.1:1"], "on this host"),
+        (["--prompt", "a", "--pool", "127.0.0.1"], "not a pool node"),
         (["--prompt", "a", "--model", "shape:"], "no tokenizer"),
     ],
 )
@@ -200,6 +210,7 @@ def test_generate_refuses_what_cannot_work(capsys: pytest.CaptureFixture[str], w
     assert code == 2
     assert out == ""
     assert says in err
+    assert "hint: " in err
 
 
 def test_generate_reads_a_prompt_from_stdin(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,7 +127,16 @@ def test_own_errors_are_two_lines(
 
 def test_an_error_of_several_lines_becomes_one(run: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch) -> None:
     failing(monkeypatch, errors.HostError("no\n  memory"))
-    assert run("version") == (1, "", "error: no memory\n")
+    assert run("version") == (1, "", "error: no memory\nhint: see `dualpath version --help`\n")
+
+
+@pytest.mark.parametrize("kind", [errors.UsageError, errors.ProtocolError, errors.AuthError, errors.DeadlineError])
+def test_no_error_is_without_a_hint(
+    kind: type[errors.DualPathError], run: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing(monkeypatch, kind("bad"))
+    _, _, err = run("version")
+    assert err.splitlines()[1].startswith("hint: ")
 
 
 def test_a_missing_extra_says_how_to_get_it(run: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,6 +206,25 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
             [sys.executable, "-m", "dualpath", "version"], stdout=gone, stderr=subprocess.PIPE, check=False, timeout=60
         )
     assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_a_table_without_a_reader_is_no_error() -> None:
+    code = "from dualpath import cli; import dualpath.cli.version as v; from dualpath.cli.output import table\n"
+    code += "v._print_versions = lambda found: table('t', ['a'], [[1]])\nraise SystemExit(cli.main(['version']))"
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    with open(write_end, "w") as gone:
+        done = subprocess.run([sys.executable, "-c", code], stdout=gone, stderr=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_a_full_disk_is_one_line_and_a_hint() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "dualpath", "version"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 1
+    assert done.stderr == "error: cannot write: No space left on device\nhint: make room, or write elsewhere\n"
 
 
 def test_a_broken_socket_is_not_taken_for_a_broken_stdout(

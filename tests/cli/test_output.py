@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import msgspec
@@ -92,6 +93,20 @@ def test_plain_progress_prints_a_line_every_few_seconds() -> None:
     ]
 
 
+def test_plain_progress_prints_each_stage_at_once_where_nothing_is_counted() -> None:
+    log = Log()
+    bar = output.PlainProgress("loading m", total=None, unit="", write=log.lines.append, clock=lambda: log.now_s)
+    for stage in ("converting", "converting", "reading weights"):
+        bar.note(stage)
+    bar.close(completed=True)
+    assert log.lines == [
+        "loading m …",
+        "loading m: converting",
+        "loading m: reading weights",
+        "loading m: done in 0.0 s",
+    ]
+
+
 def test_plain_progress_shows_the_latest_note_and_where_it_stopped() -> None:
     log = Log()
     bar = log.start(total=None)
@@ -125,6 +140,18 @@ def test_progress_on_a_terminal_leaves_nothing_behind(
         bar.advance()
         bar.note("half way")
     assert capsys.readouterr().out == ""
+
+
+def test_a_bar_that_counts_nothing_shows_no_number(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with output.progress("loading m") as bar:
+        bar.note("reading weights")
+    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().err)
+    assert "reading weights" in shown
+    assert " 0 " not in shown
 
 
 def test_complaints_on_a_terminal_follow_no_color(

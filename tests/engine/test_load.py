@@ -226,6 +226,18 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.model
+def test_a_conversion_that_fails_inside_a_library_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk, for one, is no `OSError` to safetensors."""
+    for package in ("gguf", "accelerate"):
+        pytest.importorskip(package)
+    (tmp_path / "x.gguf").write_bytes(b"GGUF garbage")
+    monkeypatch.setattr(modelfiles, "packaged_gguf", lambda package: tmp_path / "x.gguf")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with pytest.raises(HostError, match="cannot convert smollm2-135m into"):
+        load_model("smollm2")
+
+
+@pytest.mark.model
 def test_the_built_in_model_knows_the_capital_of_france() -> None:
     loaded = load_model("smollm2")
     prompt = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"

@@ -355,6 +355,13 @@ def test_anything_with_to_dict_will_do() -> None:
         ),
         ({"model_type": "mistral", "num_hidden_layers": 2, "layer_types": [SLIDING, FULL]}, "contradict"),
         ({"model_type": "llama", "num_attention_heads": 9, "num_key_value_heads": 2}, "evenly"),
+        ({"model_type": "llama", "num_attention_heads": "four"}, "impossible field"),
+        ({"model_type": "llama", "num_attention_heads": 0}, "impossible field"),
+        ({"model_type": "llama", "num_hidden_layers": None}, "impossible field"),
+        ({"model_type": "llama", "num_hidden_layers": 0}, "no layers"),
+        ({"model_type": "llama", "hidden_size": -64}, "no size"),
+        ({"model_type": "deepseek_v3", "kv_lora_rank": [1]}, "impossible field"),
+        ({"model_type": "deepseek_v3", "num_hidden_layers": -1}, "no layers"),
     ],
 )
 def test_what_is_not_known_is_refused(config: dict[str, Any], says: str) -> None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from dualpath.bench import machine
 from dualpath.bench.decoders import Counters, Decoder, PathDecoder, PlainDecoder
 from dualpath.bench.nodes import Nodes, open_nodes
-from dualpath.bench.prompt import Prompt, check_context, document_prompt, greedy, random_ids
+from dualpath.bench.prompt import Prompt, check_context, greedy, prompt_of, random_ids
 from dualpath.bench.rows import Comparison, Measured, Reference, row
 from dualpath.bench.settings import HF, LOCAL, ExperimentConfig, check_memory, node_capacity
 from dualpath.cost import fetch_bytes_per_token, kv_bytes, reduce_bytes_per_token
@@ -112,14 +112,13 @@ def measure(
 
 
 def _prompt(config: ExperimentConfig, loaded: LoadedModel) -> Prompt:
-    vocabulary = int(loaded.config.vocab_size)
     if config.random:
-        ids = random_ids(vocabulary, config.new_tokens + WARM_UP_STEPS, config.seed)
+        ids = random_ids(int(loaded.config.vocab_size), config.new_tokens + WARM_UP_STEPS, config.seed)
         return Prompt(f"random KV, seed {config.seed}", ids)
-    check_context(config.context, config.new_tokens, loaded.max_context, model=loaded.name)
-    if loaded.tokenizer is None:
-        return Prompt(f"random token ids, seed {config.seed}", random_ids(vocabulary, config.context, config.seed))
-    return document_prompt(loaded.tokenizer, config.prompt_file, config.context, offset=config.offset)
+    most = max(1, loaded.max_context - config.new_tokens)
+    hint = f"use --context {most} or less, or --fill random to measure I/O only"
+    check_context(config.context, config.new_tokens, loaded.max_context, model=loaded.name, hint=hint)
+    return prompt_of(loaded, config.prompt_file, config.context, offset=config.offset, seed=config.seed)
 
 
 def _decoder_maker(

@@ -17,7 +17,7 @@ class Nodes:
 
     spec: str
     mapped_spec: str
-    key: str | None
+    key: str | bytes | None
     deadline_s: float
 
     def connector(self, scheme: str) -> Callable[[], Any]:

@@ -7,9 +7,12 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dualpath.errors import CapacityError, UsageError
+
+if TYPE_CHECKING:
+    from dualpath.engine.load import LoadedModel
 
 _CHARS_PER_TOKEN = 12  # more than any text has on average: enough text to cut the wanted tokens from
 
@@ -22,14 +25,14 @@ class Prompt:
     ids: tuple[int, ...]
 
 
-def check_context(context: int, new_tokens: int, max_context: int, *, model: str) -> None:
+def check_context(context: int, new_tokens: int, max_context: int, *, model: str, hint: str = "") -> None:
     """Raise `CapacityError` if the model cannot hold the prompt and the new tokens."""
     if context < 1 or new_tokens < 1:
         raise UsageError(f"context ({context}) and new tokens ({new_tokens}) must be at least 1")
     if context + new_tokens > max_context:
         raise CapacityError(
             f"context {context} + {new_tokens} new tokens is more than the {max_context} tokens of {model}",
-            hint=f"use --context {max(1, max_context - new_tokens)} or less, or --fill random to measure I/O only",
+            hint=hint or f"use --context {max(1, max_context - new_tokens)} or less",
         )
 
 
@@ -39,6 +42,18 @@ def default_document() -> Path:
     if spec is None or spec.origin is None or not Path(spec.origin).exists():
         raise UsageError("this Python comes without pydoc_data/topics.py", hint="give a document with --prompt-file")
     return Path(spec.origin)
+
+
+def prompt_of(loaded: LoadedModel, file: Path | None, context: int, *, offset: int = 0, seed: int = 0) -> Prompt:
+    """Return `context` tokens for a model: of a document, or seeded random ids where there is no tokenizer.
+
+    Raises `UsageError` for a document that cannot be used.
+    """
+    if loaded.tokenizer is not None:
+        return document_prompt(loaded.tokenizer, file, context, offset=offset)
+    if file is not None:
+        raise UsageError(f"{loaded.name} has no tokenizer to read {file} with", hint="leave out --prompt-file")
+    return Prompt(f"random token ids, seed {seed}", random_ids(int(loaded.config.vocab_size), context, seed))
 
 
 def document_prompt(tokenizer: Any, file: Path | None, context: int, *, offset: int = 0) -> Prompt:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from dualpath.errors import CapacityError, UsageError
 from dualpath.kv import KVLayout
+from dualpath.pool.spec import check_deadline, parse
 from dualpath.units import format_bytes
 
 HF = "hf"
@@ -50,7 +51,7 @@ class ExperimentConfig:
     block_tokens: int = 0
     nodes: int = 2
     pool: str = ""
-    key: str | None = None
+    key: bytes | None = None
     threads: int = 0
     interleave: int = 0
     seed: int = 0
@@ -105,6 +106,9 @@ class ExperimentConfig:
             raise UsageError("block tokens, offset, threads and interleave cannot be negative")
         if self.random and self.prompt_file is not None:
             raise UsageError("random KV has no prompt", hint="leave out --prompt-file or --fill random")
+        if self.pool:
+            parse(self.pool)
+        check_deadline(self.deadline_s)
         self.rows()
 
 

@@ -6,6 +6,8 @@ Exit codes: 0 ok; 1 findings or failure; 2 usage; 130 interrupted; 141 the reade
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import select
 import signal
@@ -57,6 +59,7 @@ def main(args: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if args is None else args) or ["--help"]
     if words == ["--version"]:
         words = ["version"]
+    command = words[0]  # parsing empties the list
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _terminate)
     try:
@@ -70,14 +73,14 @@ def main(args: Sequence[str] | None = None) -> int:
     except BaseException as error:
         if os.environ.get("DUALPATH_TRACEBACK"):
             raise
-        code = report(error)
+        code = report(error, command)
         if code is None:
             raise
         return code
     return outcome if isinstance(outcome, int) else 0
 
 
-def report(error: BaseException) -> int | None:
+def report(error: BaseException, command: str = "") -> int | None:
     """Say on stderr what went wrong; return the exit code, or `None` for a bug, which deserves its traceback."""
     import typer
 
@@ -87,7 +90,7 @@ def report(error: BaseException) -> int | None:
 
     command_line_error: Any = typer.BadParameter.__mro__[2]  # click's ClickException, wherever typer keeps it
     if isinstance(error, DualPathError):
-        complain(str(error), hint=error.hint)
+        complain(str(error), hint=error.hint or f"see `dualpath {command} --help`")
         return EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILURE
     if isinstance(error, command_line_error):
         context = getattr(error, "ctx", None)
@@ -97,15 +100,24 @@ def report(error: BaseException) -> int | None:
     if isinstance(error, KeyboardInterrupt | typer.Abort):
         return _interrupted()
     if isinstance(error, BrokenPipeError) and _reader_is_gone():
-        # Point stdout elsewhere, or the interpreter complains when it flushes it on exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _abandon_stdout()
         return EXIT_PIPE
     if isinstance(error, ImportError):
         return _report_missing_package(error)
     if isinstance(error, OSError) and error.filename is not None:
         complain(f"{error.filename}: {error.strerror}", hint="check the path and its permissions")
         return EXIT_FAILURE
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        complain(f"cannot write: {error.strerror}", hint="make room, or write elsewhere")
+        _abandon_stdout()
+        return EXIT_FAILURE
     return None
+
+
+def _abandon_stdout() -> None:
+    """Point stdout elsewhere, or the interpreter complains when it flushes on exit what could not be written."""
+    with contextlib.suppress(OSError, ValueError):  # a stdout without a descriptor has nobody to complain to
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _report_missing_package(error: ImportError) -> int | None:

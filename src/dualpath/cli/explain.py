@@ -45,7 +45,7 @@ def explain_command(
     hot: Annotated[
         ByteSize, typer.Option(parser=byte_size, metavar="SIZE", help="Local memory kept for recent KV.")
     ] = ByteSize(16 << 20),
-    nodes: Annotated[int, typer.Option(help="Pool nodes to start on this machine.", min=1)] = 2,
+    nodes: Annotated[int, typer.Option(help="Pool nodes to start on this machine.", min=1, max=64)] = 2,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16, for weights and KV.")] = "float32",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -65,7 +65,7 @@ def explain_command(
 
 
 def _explain(model: str, prompt_file: Path | None, context: int, hot: int, count: int, dtype: str) -> list[LayerLine]:
-    from dualpath.bench.prompt import document_prompt
+    from dualpath.bench.prompt import check_context, prompt_of
     from dualpath.engine.engine import Engine
     from dualpath.engine.load import kv_layout, load_model
     from dualpath.path import DualPath, PathConfig, Scheme
@@ -75,7 +75,8 @@ def _explain(model: str, prompt_file: Path | None, context: int, hot: int, count
 
     with progress(f"loading {model}") as bar:
         loaded = load_model(model, dtype=dtype, progress=bar.note)
-    ids = document_prompt(loaded.tokenizer, prompt_file, context).ids
+    check_context(context, 1, loaded.max_context, model=loaded.name)
+    ids = prompt_of(loaded, prompt_file, context).ids
     layout = kv_layout(loaded, hot_bytes=hot)
     capacity = 2 * layout.bytes_per_token * context + (64 << 20)
     lines: list[LayerLine] = []

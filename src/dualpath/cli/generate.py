@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dualpath.cli.key import shared_key
 from dualpath.cli.output import ByteSize, byte_size, emit, progress, say
 from dualpath.errors import UsageError
 from dualpath.units import format_bytes
@@ -36,7 +37,9 @@ def generate_command(
     scheme: Annotated[str, typer.Option(help="baseline, fetch, sharded, reduce or mapped; local without a pool.")] = "",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16, for weights and KV.")] = "float32",
     threads: Annotated[int, typer.Option(help="Threads of model and attention; 0: all cores.", min=0)] = 0,
-    deadline: Annotated[float, typer.Option(metavar="SECONDS", help="Longest wait for a node.", min=0.1)] = 10.0,
+    deadline: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Longest wait for a node.", min=0.1, max=86400)
+    ] = 10.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
 ) -> None:
     """Stream the most likely continuation of a prompt to stdout; statistics go to stderr.
@@ -76,20 +79,25 @@ def read_prompt(prompt: str | None, prompt_file: str | None) -> str:
     else:
         text = Path(str(prompt_file)).read_text(encoding="utf-8", errors="replace")
     if not text:
-        raise UsageError("the prompt is empty")
+        raise UsageError("the prompt is empty", hint="give --prompt or --prompt-file at least one word")
     return text
 
 
 def choose_scheme(name: str, pool: str) -> Any:
     """Return the `Scheme` to use: `reduce` with a pool, `local` without one, unless the user says otherwise."""
     from dualpath.path import Scheme
+    from dualpath.pool.spec import parse
 
     known = [scheme.value for scheme in Scheme]
     chosen = name or ("reduce" if pool else "local")
     if chosen not in known:
         raise UsageError(f"unknown scheme {chosen!r}", hint=f"one of {', '.join(known)}")
-    if chosen != "local" and not pool:
+    if chosen == "local":
+        return Scheme.LOCAL
+    if not pool:
         raise UsageError(f"scheme {chosen} needs a pool", hint="name its nodes with --pool HOST:PORT,...")
+    if chosen == "mapped" and not all(address.path for address in parse(pool)):
+        raise UsageError("scheme mapped needs nodes on this host", hint="name them with --pool mapped:/path.sock,...")
     return Scheme(chosen)
 
 
@@ -117,14 +125,15 @@ def _generate(
     from dualpath.path import DualPath
     from dualpath.pool.client import connect
 
-    check_context(len(ids), new_tokens, loaded.max_context, model=loaded.name)
+    left = loaded.max_context - len(ids)
+    hint = f"use --new-tokens {left} or less" if left > 0 else "use a shorter prompt"
+    check_context(len(ids), new_tokens, loaded.max_context, model=loaded.name, hint=hint)
     use_threads(settings.threads)
     layout = kv_layout(loaded, hot_bytes=settings.hot_bytes)
-    key = os.environ.get("DUALPATH_KEY") or None
     with contextlib.ExitStack() as stack:
         pool = None
         if settings.scheme.value != "local":
-            pool = stack.enter_context(connect(pool_spec, key=key, timeout_s=settings.deadline_s))
+            pool = stack.enter_context(connect(pool_spec, key=shared_key(), timeout_s=settings.deadline_s))
         path = stack.enter_context(DualPath(layout, settings, pool))
         engine = stack.enter_context(Engine(loaded, path))
         found = _stream(engine, loaded, ids, new_tokens, quiet=quiet)

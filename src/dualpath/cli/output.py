@@ -30,10 +30,14 @@ PLAIN_PERIOD_S = 5.0
 
 
 def stdout_console() -> Console:
-    """Return a console on stdout, for results."""
+    """Return a console on stdout, for results. A reader that went away is a `BrokenPipeError`, as without rich."""
     from rich.console import Console
 
-    return Console(highlight=False)
+    class Results(Console):
+        def on_broken_pipe(self) -> None:
+            raise  # rich calls this while it handles the error; its own way is to exit with code 1
+
+    return Results(highlight=False)
 
 
 def stderr_console() -> Console:
@@ -115,7 +119,10 @@ def progress(title: str, *, total: float | None = None, unit: str = "") -> Itera
 
 
 class PlainProgress:
-    """Progress as lines, for logs and pipes: the first at once, then one every `PLAIN_PERIOD_S`, then the total."""
+    """Progress as lines, for logs and pipes: the first at once, then one every `PLAIN_PERIOD_S`, then the total.
+
+    Where nothing is counted, what a note says is a stage, and perhaps a slow one: it is printed at once.
+    """
 
     def __init__(
         self,
@@ -127,6 +134,7 @@ class PlainProgress:
         clock: Callable[[], float],
     ) -> None:
         self._title, self._total, self._unit = title, total, unit
+        self._counts = total is not None or unit != ""
         self._write, self._clock = write, clock
         self._done, self._words = 0.0, ""
         self._started_s = self._printed_s = clock()
@@ -138,17 +146,22 @@ class PlainProgress:
         self._print_if_due()
 
     def note(self, text: str) -> None:
-        """Set the words shown at the end of the line; prints when a line is due."""
-        self._words = text
-        self._print_if_due()
+        """Set the words shown at the end of the line; prints when a line is due, a new stage at once."""
+        if self._counts:
+            self._words = text
+            self._print_if_due()
+        elif text != self._words:
+            self._words = text
+            self._write(f"{self._title}: {text}")
 
     def close(self, *, completed: bool) -> None:
         """Print the last line: how long it took, or how far it got."""
         elapsed = f"{self._clock() - self._started_s:.1f} s"
         if completed:
-            self._write(f"{self._title}: done in {elapsed}{self._suffix()}")
+            self._write(f"{self._title}: done in {elapsed}{self._suffix() if self._counts else ''}")
         else:
-            self._write(f"{self._title}: stopped after {elapsed} at {self._position()}")
+            place = f" at {self._position()}" if self._counts else self._suffix()
+            self._write(f"{self._title}: stopped after {elapsed}{place}")
 
     def _print_if_due(self) -> None:
         now_s = self._clock()
@@ -168,7 +181,9 @@ class PlainProgress:
 def _rich_progress(title: str, total: float | None, unit: str) -> Iterator[ProgressBar]:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    amount = "{task.completed:.0f}" if total is None else "{task.completed:.0f}/{task.total:.0f}"
+    amount = "{task.completed:.0f}/{task.total:.0f}"
+    if total is None:
+        amount = "{task.completed:.0f}" if unit else ""
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=30),

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from dualpath.cli.key import KEY_VARIABLE, shared_key
 from dualpath.cli.output import ByteSize, byte_size, host_port
-from dualpath.errors import UsageError
-
-KEY_VARIABLE = "DUALPATH_KEY"
 
 
 def pool_command(
@@ -65,14 +62,4 @@ def pool_command(
         parent=parent,
         json=as_json,
     )
-    serve(config, key=read_key(key_file))
-
-
-def read_key(path: Path | None) -> bytes | None:
-    """Return the shared key out of `path` or the environment, stripped; `None` if there is none."""
-    if path is None:
-        return os.environ.get(KEY_VARIABLE, "").strip().encode() or None
-    key = path.read_bytes().strip()
-    if not key:
-        raise UsageError(f"the key file {path} is empty", hint="openssl rand -hex 32 > FILE")
-    return key
+    serve(config, key=shared_key(key_file))

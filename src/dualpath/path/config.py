@@ -5,6 +5,10 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from dualpath.attention.dispatch import MAX_THREADS
+from dualpath.errors import UsageError
+from dualpath.pool.spec import check_deadline
+
 
 class Scheme(enum.StrEnum):
     """How a decode step reaches KV that is not local."""
@@ -48,3 +52,11 @@ class PathConfig:
     threads: int = 0
     deadline_s: float = 10.0
     reduce_rows: int = 32
+
+    def __post_init__(self) -> None:
+        """Raise `UsageError` for a value that cannot work."""
+        check_deadline(self.deadline_s)
+        if min(self.hot_bytes, self.window_bytes, self.reduce_rows) < 0:
+            raise UsageError(f"hot_bytes, window_bytes and reduce_rows cannot be negative: {self}")
+        if not 0 <= self.threads <= MAX_THREADS:
+            raise UsageError(f"cannot use {self.threads} threads", hint=f"0 (all cores) to {MAX_THREADS}")

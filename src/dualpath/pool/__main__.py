@@ -14,7 +14,7 @@ from dualpath.pool.server import NodeConfig, serve
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
-    key = os.environ.get("DUALPATH_KEY")
+    key = os.environ.get("DUALPATH_KEY", "").strip()
     try:
         serve(msgspec.json.decode(sys.argv[1], type=NodeConfig), key=key.encode() if key else None)
     except DualPathError as error:

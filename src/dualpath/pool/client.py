@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from dualpath.errors import DeadlineError, DualPathError, UnreachableError
 from dualpath.pool.node import NodePartials, PendingAttend, PoolNode
-from dualpath.pool.spec import Address, dial, parse
+from dualpath.pool.spec import Address, check_deadline, dial, parse
 from dualpath.transport.base import TransferCounters
 
 __all__ = ["NodePartials", "PendingAttend", "Pool", "PoolNode", "connect"]
@@ -67,6 +67,7 @@ def connect(spec: str, *, key: str | bytes | None = None, tenant: str = "default
     `timeout_s` bounds connecting, and is the default deadline of each request. Raises `UsageError` for a bad spec,
     `UnreachableError` for a node that is not there, `AuthError` for a wrong key; nothing is left open then.
     """
+    check_deadline(timeout_s)
     addresses = parse(spec)
     nodes = [
         PoolNode(dial(address, key=key, tenant=tenant), str(address), timeout_s=timeout_s) for address in addresses
@@ -87,7 +88,8 @@ def _greet(node: PoolNode, address: Address) -> DualPathError | None:
         node.ping()
     except (UnreachableError, DeadlineError) as error:
         hint = f"is it running, and is the address right? start one with: {address.start_command}"
-        return UnreachableError(f"no pool node at {address}: {error}", node=str(address), hint=hint)
+        reason = str(error).removeprefix(f"{error.node}: ")
+        return UnreachableError(f"no pool node at {address}: {reason}", node=str(address), hint=hint)
     except DualPathError as error:
         return error
     return None

@@ -98,6 +98,10 @@ def check(config: NodeConfig, key: bytes | None) -> None:
     """Raise `UsageError` for a configuration that must not run."""
     if config.capacity < 1:
         raise UsageError("a node needs capacity", hint="for example --capacity 8GiB")
+    from dualpath.attention.dispatch import MAX_THREADS
+
+    if not 0 <= config.threads <= MAX_THREADS:
+        raise UsageError(f"a node cannot use {config.threads} threads", hint=f"0 (all cores) to {MAX_THREADS}")
     hint = "set --key-file or DUALPATH_KEY, or listen on 127.0.0.1"
     for name, host in (("data", config.host), ("management", config.management_host)):
         if key is None and not is_loopback(host):

@@ -1,4 +1,4 @@
-"""Where the nodes of a pool are: the text that names them, and the transport for each kind.
+"""Where the nodes of a pool are, the transport for each kind, and how long one may be waited for.
 
 tcp://host:port      another process or host
 host:port            the same
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from dualpath.errors import UsageError
 from dualpath.transport.base import Peer
 
+LONGEST_DEADLINE_S = 86400.0
 _HINT = "write tcp://127.0.0.1:7700 or mapped:/run/dualpath.sock, several with commas between"
 
 
@@ -55,6 +56,12 @@ def parse_one(text: str) -> Address:
     if not colon or not host or "/" in host or not port.isdecimal() or int(port) > 65535:
         raise UsageError(f"not a pool node: {text!r}", hint=_HINT)
     return Address(host.strip("[]"), int(port))
+
+
+def check_deadline(deadline_s: float) -> None:
+    """Raise `UsageError` unless this is a time that can be waited: more than nothing, and at most a day."""
+    if not 0 < deadline_s <= LONGEST_DEADLINE_S:  # also NaN
+        raise UsageError(f"not a deadline: {deadline_s} s", hint=f"more than 0 and at most {LONGEST_DEADLINE_S:.0f}")
 
 
 def dial(address: Address, *, key: str | bytes | None, tenant: str) -> Peer:
