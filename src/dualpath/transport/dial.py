@@ -80,7 +80,7 @@ def tune(sock: socket.socket, lane: Lane | None = None) -> None:
         return
     tcp = socket.IPPROTO_TCP
     sock.setsockopt(tcp, socket.TCP_NODELAY, 1)
-    if sock.getsockname()[0] == sock.getpeername()[0]:
+    if lane is Lane.PREFETCH and sock.getsockname()[0] == sock.getpeername()[0]:
         for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
             sock.setsockopt(socket.SOL_SOCKET, option, SAME_HOST_BUFFER_BYTES)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -2,8 +2,9 @@
 
 Theory of operation. The socket stays blocking. Without a deadline a receive is one `recvmsg_into` with `MSG_WAITALL`
 straight into where the bytes belong: the kernel fills it and wakes the thread once. With a deadline each step polls
-first. The head of a frame is read ahead into a small buffer, so a small frame costs one system call; what was read
-beyond the head (at most `READ_AHEAD` bytes) is copied, everything else lands directly.
+first, but for large payloads, where the kernel is told how long to wait. The head of a frame is read ahead into a small
+buffer, so a small frame costs one system call; what was read beyond the head (at most `READ_AHEAD` bytes) is copied,
+everything else lands directly.
 
 Another thread ends a blocked stream with `shutdown()`; only the owner calls `close()`, so that a descriptor is never
 reused under somebody's feet. One thread at a time may send and one receive; the caller sees to that.
@@ -16,6 +17,7 @@ import contextlib
 import os
 import select
 import socket
+import struct
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -28,6 +30,7 @@ from dualpath.wire.messages import Message
 READ_AHEAD = 16 << 10
 IOV_MAX = 512  # the kernel takes 1024
 MAX_DESCRIPTORS = 4
+_LARGE = 256 << 10  # from here on, waking up for every few segments costs more than setting a timeout
 _WAITALL, _DONTWAIT = int(socket.MSG_WAITALL), int(socket.MSG_DONTWAIT)
 
 
@@ -184,9 +187,12 @@ class Stream:
             self._from += count
             left -= count
             start = _advance(views, start, count)
-        flags = _WAITALL if deadline is None else _DONTWAIT
+        large = deadline is not None and left >= _LARGE
+        flags = _WAITALL if deadline is None or large else _DONTWAIT
         while left:
-            if deadline is not None:
+            if large and deadline is not None:
+                self._let_kernel_wait(deadline)
+            elif deadline is not None:
                 self._poll(select.POLLIN, deadline)
             try:
                 count = self.sock.recvmsg_into(views[start : start + IOV_MAX], 0, flags)[0]
@@ -200,6 +206,14 @@ class Stream:
             left -= count
             if left:
                 start = _advance(views, start, count)
+
+    def _let_kernel_wait(self, deadline: float) -> None:
+        """Bound the next blocking receive; it returns early, with what there is, when the time is up."""
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
+            raise TimeoutError("deadline passed")
+        timeval = struct.pack("ll", int(remaining), int(remaining % 1 * 1e6) + 1)
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
 
     def payload_done(self) -> None:
         """The payload of the last head has been taken completely."""
