@@ -148,7 +148,8 @@ class LocalArena:
 
     def map_buffer(self, size: int) -> int:
         """Map a new buffer of `size` bytes and return its index in `buffers`."""
-        memory = mmap.mmap(-1, max(size, mmap.PAGESIZE))
+        # private: shared anonymous memory gets no huge pages on most hosts
+        memory = mmap.mmap(-1, max(size, mmap.PAGESIZE), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             with contextlib.suppress(OSError):  # a kernel without transparent huge pages: slower, not wrong
                 memory.madvise(mmap.MADV_HUGEPAGE)

@@ -127,7 +127,7 @@ class ReadLane:
             for reader in self._readers:
                 reader.shutdown()
             for reader in self._readers:
-                if reader.thread is not threading.current_thread():
+                if reader.thread.ident and reader.thread is not threading.current_thread():
                     reader.thread.join()
 
     @staticmethod
