@@ -94,7 +94,6 @@ class PathDecoder:
             self._pool = stack.enter_context(connect()) if connect is not None else None
             self._path = stack.enter_context(DualPath(layout, config, self._pool))
             self._engine = stack.enter_context(Engine(loaded, self._path))
-            self._model = loaded.model
             self._sequence = self._path.open()
             self._open = True
             self._stack = stack.pop_all()
@@ -108,11 +107,7 @@ class PathDecoder:
         self._path.fill_random(self._sequence, tokens, seed)
 
     def decode(self, token: int) -> Logits:
-        """Run one token. Plain transformers may have had its turn on the same model."""
-        from dualpath.engine.hf import NAME
-
-        if self._model.config._attn_implementation != NAME:
-            self._model.set_attn_implementation(NAME)
+        """Run one token."""
         return _array(self._engine.decode(self._sequence, token))
 
     def counters(self) -> Counters:

@@ -88,17 +88,14 @@ def choose_scheme(name: str, pool: str) -> Any:
     from dualpath.path import Scheme
     from dualpath.pool.spec import parse
 
-    known = [scheme.value for scheme in Scheme]
-    chosen = name or ("reduce" if pool else "local")
-    if chosen not in known:
-        raise UsageError(f"unknown scheme {chosen!r}", hint=f"one of {', '.join(known)}")
-    if chosen == "local":
-        return Scheme.LOCAL
+    chosen = Scheme.of(name or ("reduce" if pool else "local"))
+    if chosen is Scheme.LOCAL:
+        return chosen
     if not pool:
-        raise UsageError(f"scheme {chosen} needs a pool", hint="name its nodes with --pool HOST:PORT,...")
-    if chosen == "mapped" and not all(address.path for address in parse(pool)):
+        raise UsageError(f"scheme {chosen.value} needs a pool", hint="name its nodes with --pool HOST:PORT,...")
+    if chosen is Scheme.MAPPED and not all(address.path for address in parse(pool)):
         raise UsageError("scheme mapped needs nodes on this host", hint="name them with --pool mapped:/path.sock,...")
-    return Scheme(chosen)
+    return chosen
 
 
 def prompt_ids(loaded: LoadedModel, text: str, *, chat: bool) -> list[int]:

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from dualpath.engine.hf import CACHE_KEYWORD, NAME, PackedCache
+from dualpath.engine.hf import CACHE_KEYWORD, PackedCache
+from dualpath.engine.lending import borrow, give_back, use
 from dualpath.engine.load import LoadedModel
 from dualpath.errors import CapacityError, UsageError
 from dualpath.path import DualPath, SequenceId, Step
@@ -25,8 +26,8 @@ class Engine:
         self.loaded, self.path = model, path
         self._model: Any = model.model
         self._cache = PackedCache(path.layout)
-        self._before = self._model.config._attn_implementation
-        self._use_path()
+        borrow(self._model)
+        self._borrowed = True
 
     def __enter__(self) -> Engine:
         return self
@@ -36,8 +37,9 @@ class Engine:
 
     def close(self) -> None:
         """Restore the model's attention implementation. Idempotent."""
-        if self._model.config._attn_implementation == NAME:
-            self._model.set_attn_implementation(self._before)
+        if self._borrowed:
+            self._borrowed = False
+            give_back(self._model)
 
     def prefill(
         self,
@@ -91,7 +93,7 @@ class Engine:
         positions = [start + i for start, (_, tokens) in zip(starts, batch, strict=True) for i in range(len(tokens))]
         ends = torch.tensor([len(tokens) for _, tokens in batch]).cumsum(0) - 1
         self._cache.step = step
-        self._use_path()
+        use(self._model)  # plain transformers may have had its turn on the same model
         try:
             out = self._model(
                 input_ids=torch.tensor([ids]),
@@ -104,11 +106,6 @@ class Engine:
             self._cache.step = None
         logits: torch.Tensor = out.logits[0].float()
         return logits
-
-    def _use_path(self) -> None:
-        """Set the attention implementation; somebody else may have used the model since the last step."""
-        if self._model.config._attn_implementation != NAME:
-            self._model.set_attn_implementation(NAME)
 
     def _require_context(self, sequence: SequenceId, more: int) -> None:
         wanted = self.path.length(sequence) + more

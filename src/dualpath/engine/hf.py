@@ -23,13 +23,15 @@ import transformers
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from dualpath.engine.fingerprint import fingerprint
+from dualpath.engine.lending import NAME, borrow, give_back
+from dualpath.engine.tensors import absorb, expand, pack, raw
 from dualpath.errors import UsageError
 from dualpath.kv.layout import KVLayout, LayerKind
 from dualpath.path import DualPath, PathConfig, Scheme, SequenceId, Step
 from dualpath.pool.client import Pool
 from dualpath.units import parse_bytes
 
-NAME = "dualpath"
 CACHE_KEYWORD = "cache" if tuple(map(int, transformers.__version__.split(".")[:2])) >= (5, 20) else "past_key_values"
 _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
@@ -70,6 +72,14 @@ class _NotingLayer(CacheLayerMixin):
         """Note k and v (`[batch, kv_heads, new tokens, head_dim]`) and return them."""
         cache = self._cache()
         assert cache is not None
+        cache.require_use()
+        left = _local.note
+        if left is not None and left.cache is cache and left.layer < self._index:
+            _local.note = None
+            raise UsageError(
+                "this cache was passed to a model that does not compute dualpath attention",
+                hint="pass it to the model that it was made for, and leave that model's attention implementation alone",
+            )
         _local.note = _Note(cache, self._index, key_states, value_states)
         return key_states, value_states
 
@@ -96,6 +106,9 @@ class _NotingCache(Cache):
         self.columns = 0
         self._groups = {layer: group for group in layout.groups for layer in group.layers}
 
+    def require_use(self) -> None:
+        """Raise `UsageError` if nothing may be added to this cache now."""
+
     def attend(self, note: _Note, call: _Call) -> torch.Tensor:
         """Return `[batch, tokens, heads, value_dim]` for one layer."""
         raise NotImplementedError
@@ -103,24 +116,24 @@ class _NotingCache(Cache):
     def _run(self, step: Step, note: _Note, call: _Call, rows: torch.Tensor | None) -> torch.Tensor:
         """Pass one layer through `step`; `rows` picks tokens out of batch x tokens (all of them if `None`)."""
         latent = self._groups[note.layer].kind is LayerKind.LATENT
-        q = _pack(call.query, rows)
+        q = pack(call.query, rows)
         if latent:
-            q = _absorb(call.module, q)
-            k, v = _pack(torch.cat([note.keys, note.values], -1), rows), None
+            q = absorb(call.module, q)
+            k, v = pack(torch.cat([note.keys, note.values], -1), rows), None
         else:
-            k, v = _pack(note.keys, rows), _pack(note.values, rows)
+            k, v = pack(note.keys, rows), pack(note.values, rows)
         out = torch.from_numpy(
             step.attend(
                 note.layer,
                 np.ascontiguousarray(q.float().numpy()),
-                _raw(k),
-                None if v is None else _raw(v),
+                raw(k),
+                None if v is None else raw(v),
                 scale=call.scale,
                 softcap=call.softcap or 0.0,
                 sinks=None if call.sinks is None else call.sinks.detach().float().numpy(),
             )
         )
-        return _expand(call.module, out) if latent else out
+        return expand(call.module, out) if latent else out
 
 
 class PackedCache(_NotingCache):
@@ -145,6 +158,9 @@ class DualPathCache(_NotingCache):
     `prefill_chunk_size` (a one-shot prompt needs scratch of one layer's KV in the window). Sets the model's attention
     implementation; `close()` (or leaving the context) restores it and gives the pool's blocks back. Raises
     `UnknownModelError` for an attention layout that is not known, `CapacityError` if hot or window are too small.
+
+    Blocks are named by content and by a checksum of the model's weights, which are read once here: models that share
+    weights share blocks, and others never do.
     """
 
     def __init__(
@@ -160,24 +176,27 @@ class DualPathCache(_NotingCache):
         deadline_s: float = 10.0,
     ) -> None:
         config = model.config.get_text_config(decoder=True)
-        chosen = Scheme(scheme) if scheme is not None else (Scheme.LOCAL if pool is None else Scheme.SHARDED)
-        layout = KVLayout.from_config(config, dtype=_dtype_of(model), block_tokens=block_tokens, model=_name(model))
+        chosen = Scheme.of(scheme) if scheme is not None else (Scheme.LOCAL if pool is None else Scheme.SHARDED)
+        settings = PathConfig(chosen, parse_bytes(hot), parse_bytes(window), threads, deadline_s)
+        dtype = _dtype_of(model)
+        name = fingerprint(model, config, dtype)
+        layout = KVLayout.from_config(config, dtype=dtype, block_tokens=block_tokens, model=name)
         super().__init__(layout)
-        self.path = DualPath(
-            layout, PathConfig(chosen, parse_bytes(hot), parse_bytes(window), threads, deadline_s), pool
-        )
+        self.path = DualPath(layout, settings, pool)
         self._rows: list[SequenceId] = []
         self._step: Step | None = None
         self._packed: torch.Tensor | None = None
         self._ids: torch.Tensor | None = None
         self._last = max(self._groups)
-        self._model = model
-        self._before = model.config._attn_implementation
-        model.set_attn_implementation(NAME)
+        self._modules = {id(module) for module in model.modules()}
+        borrow(model)
         cache = weakref.ref(self)
-        self._hook: Any = model.register_forward_pre_hook(
+        hook: Any = model.register_forward_pre_hook(
             lambda _module, args, kwargs: _tell(cache, args, kwargs), with_kwargs=True
         )
+        # Not a method: it runs as well when the cache is collected without having been closed.
+        self._end = weakref.finalize(self, _end, model, hook, self.path)
+        self._end.atexit = False
 
     def __enter__(self) -> DualPathCache:
         return self
@@ -187,20 +206,26 @@ class DualPathCache(_NotingCache):
 
     def close(self) -> None:
         """Give everything back and restore the model's attention implementation. Idempotent."""
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None
-            self._model.set_attn_implementation(self._before)
-            self.path.close()
-            self._rows, self.columns = [], 0
+        self._end()
+        self._step = None
+        self._rows, self.columns = [], 0
+
+    def require_use(self) -> None:
+        """See the base."""
+        if not self._end.alive:
+            raise UsageError("this cache is closed", hint="make another one")
 
     def attend(self, note: _Note, call: _Call) -> torch.Tensor:
         """See the base. The first layer opens a step, the last one commits it; an error undoes it."""
         batch, _, tokens, _ = note.keys.shape
+        if id(call.module) not in self._modules:
+            raise UsageError("this cache was made for another model", hint="make one for each model")
         if note.layer == 0:
             self._begin(batch, tokens, call.mask)
         if self._step is None:
-            raise UsageError("this cache was given to a forward pass that did not start at layer 0")
+            raise UsageError(
+                "this cache was given to a forward pass that did not start at layer 0", hint="run the model as a whole"
+            )
         try:
             out = self._run(self._step, note, call, self._packed)
             if note.layer == self._last:
@@ -219,15 +244,16 @@ class DualPathCache(_NotingCache):
         return padded.view(batch, tokens, *out.shape[1:])
 
     def _begin(self, batch: int, tokens: int, mask: torch.Tensor | None) -> None:
-        if self._hook is None:
-            raise UsageError("this cache is closed")
         if self._step is not None:  # a forward pass was interrupted between layers
             self._step.abort()
             self._step = None
         if not self._rows:
             self._rows = [self.path.open() for _ in range(batch)]
         if len(self._rows) != batch:
-            raise UsageError(f"the cache holds {len(self._rows)} sequences, the batch has {batch}")
+            raise UsageError(
+                f"the cache holds {len(self._rows)} sequences, the batch has {batch}",
+                hint="make a cache for each batch, or reset() this one",
+            )
         valid = None
         if mask is not None:
             if mask.dim() != 2:
@@ -241,7 +267,10 @@ class DualPathCache(_NotingCache):
             keep = torch.ones(tokens, dtype=torch.bool) if valid is None else valid[row]
             new.append((sequence, ids[row][keep].tolist() if ids is not None else int(keep.sum())))
             if mask is not None and int(mask[row].sum()) != self.path.length(sequence) + int(keep.sum()):
-                raise UsageError("the padding mask changed for tokens that are already cached")
+                raise UsageError(
+                    "the padding mask changed for tokens that are already cached",
+                    hint="pass the attention_mask of all tokens, cached ones included; padding never moves",
+                )
         self._step = self.path.begin(new)
 
     # --- what generate() does to a cache between steps ---------------------------------------------------------
@@ -334,54 +363,19 @@ def _tell(cache: weakref.ref[DualPathCache], args: tuple[Any, ...], kwargs: dict
     owner._ids = ids if isinstance(ids, torch.Tensor) else None
 
 
-def _pack(states: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
-    """`[batch, heads, tokens, dim]` to `[batch x tokens (or `rows` of them), heads, dim]`."""
-    flat = states.detach().transpose(1, 2).reshape(-1, states.shape[1], states.shape[3])
-    return flat if rows is None else flat[rows]
-
-
-def _raw(states: torch.Tensor) -> np.ndarray[Any, Any]:
-    """As numpy, bf16 and fp16 as their bits."""
-    if states.dtype is torch.float32:
-        array: np.ndarray[Any, Any] = states.numpy()
-        return array
-    bits: np.ndarray[Any, Any] = states.view(torch.int16).numpy().view(np.uint16)
-    return bits
-
-
-def _absorb(module: Any, q: torch.Tensor) -> torch.Tensor:
-    """MLA: `[T, heads, nope + rope]` to `[T, heads, latent + rope]`, so that scores need the stored latents only.
-
-    q·k = q_nope·(W_UK c) + q_rope·k_rope = (q_nope W_UK)·c + q_rope·k_rope (DeepSeek-V2, arXiv 2405.04434, 2.1.2).
-    """
-    nope, rope = q.float().split([module.qk_nope_head_dim, module.qk_rope_head_dim], -1)
-    key_up, _ = _up_projections(module)
-    return torch.cat([torch.einsum("thn,hnl->thl", nope, key_up), rope], -1)
-
-
-def _expand(module: Any, out: torch.Tensor) -> torch.Tensor:
-    """MLA: `[T, heads, latent]` to `[T, heads, value_dim]`."""
-    _, value_up = _up_projections(module)
-    return torch.einsum("thl,hvl->thv", out, value_up)
-
-
-def _up_projections(module: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    weight = module.kv_b_proj.weight.detach().float()
-    both = weight.view(-1, module.qk_nope_head_dim + module.v_head_dim, weight.shape[1])
-    return both[:, : module.qk_nope_head_dim], both[:, module.qk_nope_head_dim :]
+def _end(model: Any, hook: Any, path: DualPath) -> None:
+    hook.remove()
+    give_back(model)
+    path.close()
 
 
 def _dtype_of(model: Any) -> str:
+    if model.device.type != "cpu":
+        raise UsageError(f"the model is on device {model.device}", hint="move it to the CPU: model.to('cpu')")
     dtype = _DTYPES.get(model.dtype)
     if dtype is None:
         raise UsageError(f"KV of dtype {model.dtype} is not supported", hint=f"one of {', '.join(_DTYPES.values())}")
     return dtype
-
-
-def _name(model: Any) -> str:
-    """Return a name that differs between models whose KV differs: weights are sampled, not read in full."""
-    first = next(model.parameters()).detach().reshape(-1)[:256].float()
-    return f"{type(model).__name__}:{model.num_parameters()}:{float(first.double().sum()):.17g}"
 
 
 AttentionInterface.register(NAME, _attention)

@@ -12,9 +12,7 @@ refused before any weight is read.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib.util
-import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,6 +21,7 @@ from typing import Any
 
 from dualpath.cost import block_tokens_that_fit
 from dualpath.engine import modelcache, modelfiles
+from dualpath.engine.fingerprint import fingerprint
 from dualpath.errors import CapacityError, DualPathError, HostError, UnknownModelError, UsageError
 from dualpath.kv.configs import layer_groups
 from dualpath.kv.layout import DTYPE_BYTES, KVLayout
@@ -264,24 +263,9 @@ def _finish(name: str, model: Any, tokenizer: Any, dtype: str) -> LoadedModel:
         config=config,
         dtype=dtype,
         max_context=int(getattr(config, "max_position_embeddings", None) or _NO_LIMIT),
-        fingerprint=_fingerprint(model, config, dtype),
+        fingerprint=fingerprint(model, config, dtype),
         attention=str(model.config._attn_implementation),
     )
-
-
-def _fingerprint(model: Any, config: Any, dtype: str) -> str:
-    """Return 32 hex digits over config, dtype and, for each weight, its checksum and a sample of its bytes."""
-    import torch
-
-    ignored = ("_name_or_path", "transformers_version", "architectures")
-    known = {key: value for key, value in config.to_dict().items() if key not in ignored}
-    digest = hashlib.blake2b(json.dumps([known, dtype], sort_keys=True, default=str).encode(), digest_size=16)
-    for name, weight in sorted(model.named_parameters()):
-        raw = weight.detach().contiguous().view(-1).view(torch.uint8)
-        words = raw[: raw.numel() // 8 * 8].view(torch.int64)
-        digest.update(f"{name} {tuple(weight.shape)} {int(words.sum())}".encode())
-        digest.update(raw[:: max(1, raw.numel() // 4096)].numpy().tobytes())
-    return digest.hexdigest()
 
 
 def _line(error: BaseException) -> str:

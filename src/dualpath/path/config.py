@@ -26,6 +26,14 @@ class Scheme(enum.StrEnum):
     MAPPED = "mapped"
     """Nodes on this host: attention reads their arena in place."""
 
+    @classmethod
+    def of(cls, name: str) -> Scheme:
+        """Return the scheme called `name`. Raises `UsageError`."""
+        try:
+            return cls(name)
+        except ValueError:
+            raise UsageError(f"unknown scheme {name!r}", hint=f"one of {', '.join(cls)}") from None
+
     @property
     def spreads(self) -> bool:
         """Whether blocks are spread over all nodes."""

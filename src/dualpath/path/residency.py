@@ -36,7 +36,8 @@ class HotRegion:
             raise CapacityError(
                 f"the hot region ({format_bytes(self._arena.limit(Budget.HOT))}) cannot hold the open blocks of all "
                 f"sequences ({format_bytes(need)} each)",
-                hint="give it more with --hot, run fewer sequences at once, or end steps at a block's end (`room`)",
+                hint="give it more with --hot, run fewer sequences at once, or end prompt chunks at a block's end "
+                "(generate: a prefill_chunk_size that is a multiple of block_tokens)",
             )
         for part, group in zip(block.parts, self._layout.groups, strict=True):
             part.local = self._arena.slots(self._layout.layer_block_bytes(group)).allocate(

@@ -1,0 +1,45 @@
+"""Between the tensors of a model and the arrays of a path: packing, raw bits, and the absorbed form of MLA."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def pack(states: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
+    """`[batch, heads, tokens, dim]` to `[batch x tokens (or `rows` of them), heads, dim]`."""
+    flat = states.detach().transpose(1, 2).reshape(-1, states.shape[1], states.shape[3])
+    return flat if rows is None else flat[rows]
+
+
+def raw(states: torch.Tensor) -> np.ndarray[Any, Any]:
+    """As numpy, bf16 and fp16 as their bits."""
+    if states.dtype is torch.float32:
+        array: np.ndarray[Any, Any] = states.numpy()
+        return array
+    bits: np.ndarray[Any, Any] = states.view(torch.int16).numpy().view(np.uint16)
+    return bits
+
+
+def absorb(module: Any, q: torch.Tensor) -> torch.Tensor:
+    """MLA: `[T, heads, nope + rope]` to `[T, heads, latent + rope]`, so that scores need the stored latents only.
+
+    q·k = q_nope·(W_UK c) + q_rope·k_rope = (q_nope W_UK)·c + q_rope·k_rope (DeepSeek-V2, arXiv 2405.04434, 2.1.2).
+    """
+    nope, rope = q.float().split([module.qk_nope_head_dim, module.qk_rope_head_dim], -1)
+    key_up, _ = _up_projections(module)
+    return torch.cat([torch.einsum("thn,hnl->thl", nope, key_up), rope], -1)
+
+
+def expand(module: Any, out: torch.Tensor) -> torch.Tensor:
+    """MLA: `[T, heads, latent]` to `[T, heads, value_dim]`."""
+    _, value_up = _up_projections(module)
+    return torch.einsum("thl,hvl->thv", out, value_up)
+
+
+def _up_projections(module: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    weight = module.kv_b_proj.weight.detach().float()
+    both = weight.view(-1, module.qk_nope_head_dim + module.v_head_dim, weight.shape[1])
+    return both[:, : module.qk_nope_head_dim], both[:, module.qk_nope_head_dim :]

@@ -1,0 +1,234 @@
+"""A `DualPathCache` used as it was not meant: refused in words, never wrong tokens, and the model is as before."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import dualpath
+from dualpath.errors import CapacityError, UnreachableError, UsageError
+from dualpath.testing.pool import LocalNodes
+
+from .models import make
+
+pytestmark = pytest.mark.torch
+torch = pytest.importorskip("torch", reason="needs the torch extra")
+
+BLOCK = 32
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return make("llama")
+
+
+@pytest.fixture(scope="module")
+def ids() -> Any:
+    return torch.randint(2, 512, (1, 150), generator=torch.Generator().manual_seed(7))
+
+
+@pytest.fixture(scope="module")
+def plain(model: Any, ids: Any) -> Any:
+    return generate(model, ids)
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[LocalNodes]:
+    with LocalNodes(1, capacity=1 << 26) as running:
+        yield running
+
+
+@pytest.fixture
+def pool(nodes: LocalNodes) -> Iterator[Any]:
+    with dualpath.connect(nodes.spec) as pool:
+        yield pool
+
+
+@pytest.fixture(autouse=True)
+def as_before(model: Any, ids: Any, plain: Any) -> Iterator[None]:
+    """Whatever a test did to the model, it generates without a cache as it always did."""
+    yield
+    assert model.config._attn_implementation == "sdpa"
+    assert not model._forward_pre_hooks
+    assert torch.equal(generate(model, ids), plain)
+
+
+def generate(model: Any, ids: Any, cache: Any = None, new: int = 8, **options: Any) -> Any:
+    given = {} if cache is None else {"cache": cache}
+    mask = (ids != 0).long()
+    return model.generate(ids, attention_mask=mask, max_new_tokens=new, **{"do_sample": False, **options}, **given)
+
+
+def cache_of(model: Any, pool: Any, *, blocks: int = 2, **options: Any) -> Any:
+    from dualpath.kv import KVLayout
+    from dualpath.transformers import DualPathCache
+
+    one = KVLayout.from_config(model.config, dtype="float32", block_tokens=BLOCK).block_bytes
+    return DualPathCache(model, pool, **{"hot": one * blocks, "window": one * 8, "block_tokens": BLOCK, **options})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"scheme": "nonsense"},
+        {"hot": "64M"},
+        {"hot": "1KiB"},
+        {"window": "1B"},
+        {"block_tokens": 0},
+        {"deadline_s": float("inf")},
+        {"deadline_s": float("nan")},
+        {"threads": -1},
+    ],
+)
+def test_settings_that_cannot_work(model: Any, pool: Any, options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        cache_of(model, pool, **options)
+
+
+def test_a_remote_scheme_without_a_pool(model: Any) -> None:
+    with pytest.raises(UsageError, match="needs a pool"):
+        cache_of(model, None, scheme="reduce")
+
+
+def test_dtypes_and_devices_that_are_not_supported(model: Any, pool: Any) -> None:
+    with pytest.raises(UsageError, match="float64"):
+        cache_of(make("llama", "float64"), pool)
+    with torch.device("meta"):
+        elsewhere = type(model)(model.config)
+    with pytest.raises(UsageError, match="device meta"):
+        cache_of(elsewhere, pool)
+
+
+def test_use_after_close(model: Any, ids: Any, pool: Any) -> None:
+    cache = cache_of(model, pool)
+    cache.close()
+    cache.close()
+    with pytest.raises(UsageError, match="closed"):
+        generate(model, ids, cache)
+
+
+def test_a_pool_that_was_closed_first(model: Any, ids: Any, nodes: LocalNodes) -> None:
+    with dualpath.connect(nodes.spec) as pool, cache_of(model, pool) as cache:
+        pool.close()
+        with pytest.raises(UnreachableError, match="closed"):
+            generate(model, ids, cache)
+
+
+def test_another_batch_size(model: Any, ids: Any, pool: Any) -> None:
+    with cache_of(model, pool) as cache:
+        generate(model, ids, cache, new=2)
+        with pytest.raises(UsageError, match="the batch has 2"):
+            generate(model, ids.repeat(2, 1), cache)
+
+
+def test_a_model_that_it_was_not_made_for(model: Any, ids: Any, pool: Any) -> None:
+    other = make("llama")
+    with cache_of(model, pool) as cache:
+        with pytest.raises(UsageError, match="does not compute dualpath attention"):
+            generate(other, ids, cache)
+        with cache_of(other, pool), pytest.raises(UsageError, match="made for another model"):
+            generate(other, ids, cache)
+
+
+def test_models_that_differ_in_one_weight_share_no_block(ids: Any, pool: Any) -> None:
+    one, two = make("llama"), make("llama")
+    with torch.no_grad():
+        two.model.layers[2].mlp.down_proj.weight[5, 5] += 1
+    with cache_of(one, pool) as first, cache_of(two, pool) as second, cache_of(one, pool) as third:
+        assert first.layout.fingerprint != second.layout.fingerprint
+        assert first.layout.fingerprint == third.layout.fingerprint
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_an_interrupted_generation(model: Any, ids: Any, plain: Any, pool: Any, resume: bool) -> None:
+    passes = 0
+
+    def interrupt(*_: Any) -> None:
+        nonlocal passes
+        passes += 1
+        if passes == 4:
+            raise KeyboardInterrupt
+
+    with cache_of(model, pool) as cache:
+        hook = model.model.layers[1].register_forward_hook(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            generate(model, ids, cache)
+        hook.remove()
+        if resume:
+            have = plain[:, : cache.columns + 1]
+            assert torch.equal(generate(model, have, cache, new=plain.shape[1] - have.shape[1]), plain)
+        else:
+            cache.reset()
+            assert torch.equal(generate(model, ids, cache), plain)
+
+
+def test_a_cache_that_is_collected_without_close(model: Any, ids: Any, pool: Any) -> None:
+    cache = cache_of(model, pool)
+    generate(model, ids, cache, new=2)
+    del cache
+    gc.collect()
+    assert pool[0].stats()["blocks_sealed"] == 0
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_two_caches_on_one_model_end_in_any_order(model: Any, ids: Any, plain: Any, pool: Any, first: int) -> None:
+    caches = [cache_of(model, pool), cache_of(model, pool)]
+    half = generate(model, ids, caches[0], new=4)
+    generate(model, ids, caches[1], new=2)
+    assert torch.equal(generate(model, half, caches[0], new=4), plain)
+    caches[first].close()
+    left = caches[1 - first]
+    left.reset()
+    assert torch.equal(generate(model, ids, left), plain)
+    left.close()
+
+
+def test_no_cache_while_the_model_has_one(model: Any, ids: Any, pool: Any) -> None:
+    with cache_of(model, pool), pytest.raises(UsageError, match="no dualpath cache was passed"):
+        generate(model, ids)
+
+
+def test_several_turns(model: Any, ids: Any, plain: Any, pool: Any) -> None:
+    with cache_of(model, pool) as cache:
+        found = ids
+        for _ in range(4):
+            found = generate(model, found, cache, new=2)
+    assert torch.equal(found, plain)
+
+
+def test_samples_of_one_prompt(model: Any, ids: Any, pool: Any) -> None:
+    options = {"do_sample": True, "num_return_sequences": 3, "temperature": 0.8}
+    torch.manual_seed(3)
+    wanted = generate(model, ids, **options)
+    with cache_of(model, pool, blocks=6) as cache:
+        torch.manual_seed(3)
+        assert torch.equal(generate(model, ids, cache, **options), wanted)
+
+
+@pytest.mark.parametrize("scheme", ["local", "fetch", "reduce"])
+def test_guessed_tokens_are_taken_back(model: Any, ids: Any, pool: Any, scheme: str) -> None:
+    repeating = ids[:, :50].repeat(1, 3)
+    wanted = generate(model, repeating, new=20)
+    with cache_of(model, pool, blocks=4, scheme=scheme) as cache:
+        assert torch.equal(generate(model, repeating, cache, new=20, prompt_lookup_num_tokens=5), wanted)
+
+
+@pytest.mark.parametrize("chunk", [7, 31, 33, 100])
+def test_chunks_that_are_no_multiple_of_a_block(model: Any, ids: Any, plain: Any, pool: Any, chunk: int) -> None:
+    """A chunk that ends one block and begins another needs room for both; one block's room is refused in words."""
+    with cache_of(model, pool, blocks=2) as cache:
+        assert torch.equal(generate(model, ids, cache, prefill_chunk_size=chunk), plain)
+    with cache_of(model, pool, blocks=1) as cache, pytest.raises(CapacityError) as caught:
+        generate(model, ids, cache, prefill_chunk_size=chunk)
+    assert "prefill_chunk_size" in caught.value.hint
+
+
+def test_room_for_one_block_and_one_layer_block(model: Any, ids: Any, plain: Any, pool: Any) -> None:
+    from dualpath.kv import KVLayout
+
+    layout = KVLayout.from_config(model.config, dtype="float32", block_tokens=BLOCK)
+    with cache_of(model, pool, blocks=1, window=layout.layer_block_bytes(layout.groups[0])) as cache:
+        assert torch.equal(generate(model, ids, cache, prefill_chunk_size=BLOCK), plain)
