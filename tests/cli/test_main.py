@@ -154,6 +154,15 @@ def test_a_missing_file_is_named(run: Callable[..., Outcome], monkeypatch: pytes
     assert err.startswith("error: prompt.txt: No such file")
 
 
+def test_running_out_of_memory_is_one_line_and_a_hint(
+    run: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing(monkeypatch, MemoryError())
+    code, _, err = run("version")
+    assert (code, err.splitlines()[0]) == (1, "error: out of memory")
+    assert err.splitlines()[1].startswith("hint: ")
+
+
 @pytest.mark.parametrize("error", [ZeroDivisionError("a bug"), ModuleNotFoundError("no dualpath.x", name="dualpath.x")])
 def test_a_bug_keeps_its_traceback(
     error: Exception, run: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch

@@ -139,7 +139,7 @@ def test_mutant_that_forgets_the_rescale_fails(
         for state in states[1:]:  # every part counts by its own max: no e^(max - common max)
             acc += state.acc
             exp_sum += state.exp_sum
-        return attention.State(states[0].max * 0, exp_sum, acc)
+        return attention.State(torch.zeros(states[0].max.shape).numpy(), exp_sum, acc)
 
     monkeypatch.setattr(attention, "combine", unscaled)
     assert not identical(reference, *decode(reference, nodes, "reduce", chunked=True, new=8))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dualpath.errors import CapacityError
+from dualpath.errors import CapacityError, HostError
 from dualpath.path.arena import Budget, LocalArena
 
 
@@ -37,3 +37,20 @@ def test_slots_are_distinct_memory_over_several_extents() -> None:
     for i in range(3):
         assert arena.buffers[buffer[i]][offset[i]] == i
     assert slots.array(int(taken[1]), np.dtype(np.float32), (-1,)).nbytes == 40 << 20
+
+
+def test_memory_that_the_host_does_not_give_counts_against_no_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    arena = LocalArena(1 << 20, 1 << 20)
+    slots = arena.slots(4096)
+
+    def refuse(*_: object) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    with monkeypatch.context() as here:
+        here.setattr("dualpath.path.arena.mmap.mmap", refuse)
+        with pytest.raises(HostError, match=r"cannot map .* Cannot allocate memory"):
+            slots.allocate(Budget.HOT, 2)
+        with pytest.raises(HostError, match="cannot map"):
+            slots.take(Budget.WINDOW)
+    assert arena.used_bytes == 0
+    assert len(slots.allocate(Budget.HOT, 256)) == 256

@@ -102,6 +102,9 @@ def report(error: BaseException, command: str = "") -> int | None:
     if isinstance(error, BrokenPipeError) and _reader_is_gone():
         _abandon_stdout()
         return EXIT_PIPE
+    if isinstance(error, MemoryError):
+        complain("out of memory", hint="use a smaller model or --context, --dtype bfloat16, or free some memory")
+        return EXIT_FAILURE
     if isinstance(error, ImportError):
         return _report_missing_package(error)
     if isinstance(error, OSError) and error.filename is not None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dualpath.errors import CapacityError
+from dualpath.errors import CapacityError, HostError
 from dualpath.units import format_bytes
 
 if TYPE_CHECKING:
@@ -51,9 +51,7 @@ class SlotClass:
 
     def allocate(self, budget: Budget, count: int) -> NDArray[np.int64]:
         """Return `count` slots. All or none: raises `CapacityError` when the budget does not allow them."""
-        self._arena.charge(budget, count * self.slot_bytes)
-        while len(self._free) < count:
-            self._extend()
+        self._charge(budget, count)
         taken = self._free[len(self._free) - count :]
         del self._free[len(self._free) - count :]
         return np.array(taken[::-1], np.int64)
@@ -65,9 +63,7 @@ class SlotClass:
 
     def take(self, budget: Budget) -> int:
         """Return one slot; as `allocate`, for one at a time."""
-        self._arena.charge(budget, self.slot_bytes)
-        if not self._free:
-            self._extend()
+        self._charge(budget, 1)
         return self._free.pop()
 
     def give(self, budget: Budget, slot: int) -> None:
@@ -89,6 +85,16 @@ class SlotClass:
     def array(self, slot: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[np.generic]:
         """Return one slot as a writable array."""
         return np.frombuffer(self.bytes_of(slot), dtype).reshape(shape)
+
+    def _charge(self, budget: Budget, count: int) -> None:
+        """Count `count` slots against `budget`, and see to it that as many are free. After an error nothing counts."""
+        self._arena.charge(budget, count * self.slot_bytes)
+        try:
+            while len(self._free) < count:
+                self._extend()
+        except HostError:
+            self._arena.charge(budget, -count * self.slot_bytes)
+            raise
 
     def _extend(self) -> None:
         buffer = self._arena.map_buffer(self._per_extent * self.slot_bytes)
@@ -147,9 +153,15 @@ class LocalArena:
         self.peak_bytes = max(self.peak_bytes, self.used_bytes)
 
     def map_buffer(self, size: int) -> int:
-        """Map a new buffer of `size` bytes and return its index in `buffers`."""
+        """Map a new buffer of `size` bytes and return its index in `buffers`. Raises `HostError`."""
         # private: shared anonymous memory gets no huge pages on most hosts
-        memory = mmap.mmap(-1, max(size, mmap.PAGESIZE), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        try:
+            memory = mmap.mmap(-1, max(size, mmap.PAGESIZE), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except OSError as error:
+            raise HostError(
+                f"cannot map {format_bytes(size)} of local memory: {error.strerror}",
+                hint="free some memory, or give hot region and window less (--hot, --window)",
+            ) from error
         if hasattr(mmap, "MADV_HUGEPAGE"):
             with contextlib.suppress(OSError):  # a kernel without transparent huge pages: slower, not wrong
                 memory.madvise(mmap.MADV_HUGEPAGE)
