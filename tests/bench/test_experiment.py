@@ -64,7 +64,7 @@ class FakeDecoder:
             on_progress(done, len(ids))
         return self._logits()
 
-    def fill(self, tokens: int, seed: int) -> None:
+    def fill(self, tokens: int, seed: int, on_progress: Any) -> None:
         self.journal.append(f"{self.scheme} fill {tokens} {seed}")
 
     def decode(self, token: int) -> np.ndarray:

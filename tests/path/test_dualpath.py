@@ -319,3 +319,27 @@ def test_an_owner_that_was_fenced_off_cannot_commit(nodes: LocalNodes) -> None:
             with pytest.raises(StaleOwnerError):
                 world.step([(a, 8)])
             assert path.length(a) == 8
+
+
+def test_an_interrupt_while_room_is_reserved_leaves_none_reserved(
+    nodes: LocalNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prompt whose first block is at the node already: its place is asked for once room for the others is reserved."""
+    from dualpath.pool.client import PoolNode
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with Opened(nodes, MLA, Scheme.FETCH) as one, Opened(nodes, MLA, Scheme.FETCH) as two:
+        one.step([(one.open(), MLA.block_tokens)])
+        sequence = two.open()
+        ids = list(one.path.tokens(next(iter(one.kept))))
+        node = two.path.pool.nodes[0]  # type: ignore[union-attr]
+        before = node.stats()
+        with monkeypatch.context() as patch:
+            patch.setattr(PoolNode, "resolve", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                two.path.begin([(sequence, ids + ids)])
+        after = node.stats()
+        assert (after["used_bytes"], after["blocks_prepared"]) == (before["used_bytes"], before["blocks_prepared"])
+        two.path.begin([(sequence, ids + ids)]).abort()

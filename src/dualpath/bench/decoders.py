@@ -34,7 +34,7 @@ class Decoder(Protocol):
     def prefill(self, ids: Sequence[int], on_progress: OnProgress) -> Logits:
         """Run the prompt; return the last token's logits, float32 `[vocab]`."""
 
-    def fill(self, tokens: int, seed: int) -> None:
+    def fill(self, tokens: int, seed: int, on_progress: OnProgress) -> None:
         """Take `tokens` tokens of seeded random KV instead of a prompt."""
 
     def decode(self, token: int) -> Logits:
@@ -62,7 +62,7 @@ class PlainDecoder:
         """Run the prompt in one forward pass."""
         return _array(self._model.prefill(ids, on_progress=on_progress))
 
-    def fill(self, tokens: int, seed: int) -> None:
+    def fill(self, tokens: int, seed: int, on_progress: OnProgress) -> None:
         """Refuse: the stock cache is not ours to fill."""
         raise UsageError("scheme hf cannot start from random KV", hint="compare with scheme local instead")
 
@@ -102,9 +102,10 @@ class PathDecoder:
         """Run the prompt in chunks."""
         return _array(self._engine.prefill(self._sequence, ids, on_progress=on_progress))
 
-    def fill(self, tokens: int, seed: int) -> None:
+    def fill(self, tokens: int, seed: int, on_progress: OnProgress) -> None:
         """Fill pool and hot region with the same random KV for every scheme."""
-        self._path.fill_random(self._sequence, tokens, seed)
+        size = self._path.layout.block_tokens
+        self._path.fill_random(self._sequence, tokens, seed, lambda now, total: on_progress(now * size, total * size))
 
     def decode(self, token: int) -> Logits:
         """Run one token."""

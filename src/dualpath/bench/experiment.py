@@ -169,26 +169,30 @@ def _prepare(run: Run, config: ExperimentConfig, prompt: Prompt, reference: Refe
     """Prefill, or fill with random KV and warm up."""
     if config.random:
         with view.progress(f"{run.scheme}: random KV", total=config.context, unit="tokens") as bar:
-            run.decoder.fill(config.context, config.seed)
-            bar.advance(config.context)
+            run.decoder.fill(config.context, config.seed, _advancing(bar))
         for token in prompt.ids[:WARM_UP_STEPS]:
             run.decoder.decode(token)
     else:
         with view.progress(f"{run.scheme}: prefill", total=config.context, unit="tokens") as bar:
-            done = 0
-
-            def on_progress(now: int, _total: int) -> None:
-                nonlocal done
-                bar.advance(now - done)
-                done = now
-
             started_s = time.perf_counter()
-            logits = run.decoder.prefill(prompt.ids, on_progress)
+            logits = run.decoder.prefill(prompt.ids, _advancing(bar))
             token = greedy(logits)
             run.measured.ttft_s = time.perf_counter() - started_s
         _record(run, reference, token, logits)
     gc.collect()
     run.start = run.decoder.counters()
+
+
+def _advancing(bar: Bar) -> Callable[[int, int], None]:
+    """Return what moves `bar` to where the work is by now: it is told `(done, total)`."""
+    done = 0
+
+    def on_progress(now: int, _total: int) -> None:
+        nonlocal done
+        bar.advance(now - done)
+        done = now
+
+    return on_progress
 
 
 def _decode_all(

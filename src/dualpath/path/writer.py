@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dualpath.pool.client import Pool
     from dualpath.wire.messages import SlotRef
 
-_LEASE_S = 3600.0
+_LEASE_S = 1.0  # for the answer alone: what is there already was pinned by `prepare`
 
 
 @dataclass(slots=True)
@@ -64,7 +64,7 @@ class Writer:
         try:
             for number, group in self._by_node(list(dict.fromkeys(blocks))).items():
                 done += self._prepare_at(number, group)
-        except Exception:
+        except BaseException:
             self.abort(done)
             raise
         by_id = {sealing.id: sealing for sealing in done}
@@ -178,15 +178,17 @@ class Writer:
             for g, group in enumerate(groups)
         ]
         answer = node.prepare(items)
+        try:
+            there = [item.key for item, refs in zip(items, answer, strict=True) if not refs]
+            known = dict(zip(there, node.resolve(there, _LEASE_S).refs, strict=True)) if there else {}
+        except BaseException:
+            node.abort([item.key for item in items])
+            raise
         out: list[Sealing] = []
         for i, (id, tokens, _) in enumerate(blocks):
-            refs = answer[i * len(groups) : (i + 1) * len(groups)]
-            present = frozenset(g for g, one in enumerate(refs) if not one)
-            if present:
-                refs = list(refs)
-                found = node.resolve([BlockKey(id, g) for g in sorted(present)], _LEASE_S)
-                for g, one in zip(sorted(present), found.refs, strict=True):
-                    refs[g] = one
+            own = answer[i * len(groups) : (i + 1) * len(groups)]
+            present = frozenset(g for g, refs in enumerate(own) if not refs)
+            refs = [known[BlockKey(id, g)] if g in present else refs for g, refs in enumerate(own)]
             out.append(Sealing(id, tokens, number, refs, present))
         return out
 
