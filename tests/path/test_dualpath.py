@@ -324,7 +324,7 @@ def test_an_owner_that_was_fenced_off_cannot_commit(nodes: LocalNodes) -> None:
 def test_an_interrupt_while_room_is_reserved_leaves_none_reserved(
     nodes: LocalNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A prompt whose first block is at the node already: its place is asked for once room for the others is reserved."""
+    """Of a prompt whose first block is at the node already: its place is asked for when the rest has room."""
     from dualpath.pool.client import PoolNode
 
     def interrupted(*_: object) -> None:
