@@ -77,7 +77,7 @@ def cache_of(model: Any, pool: Any, *, blocks: int = 2, **options: Any) -> Any:
         {"hot": "64M"},
         {"hot": "1KiB"},
         {"window": "1B"},
-        {"block_tokens": 0},
+        {"block_tokens": -1},
         {"deadline_s": float("inf")},
         {"deadline_s": float("nan")},
         {"threads": -1},
@@ -232,3 +232,17 @@ def test_room_for_one_block_and_one_layer_block(model: Any, ids: Any, plain: Any
     layout = KVLayout.from_config(model.config, dtype="float32", block_tokens=BLOCK)
     with cache_of(model, pool, blocks=1, window=layout.layer_block_bytes(layout.groups[0])) as cache:
         assert torch.equal(generate(model, ids, cache, prefill_chunk_size=BLOCK), plain)
+
+
+def test_a_hot_region_too_small_for_a_block_of_256_tokens_takes_smaller_ones(
+    model: Any, ids: Any, plain: Any, pool: Any
+) -> None:
+    from dualpath.transformers import DualPathCache
+
+    with DualPathCache(model, pool, hot="60KiB", window="64KiB") as cache:
+        assert cache.layout.block_tokens == 64
+        size = cache.layout.block_tokens
+        assert torch.equal(generate(model, ids, cache, prefill_chunk_size=size), plain)
+        assert cache.path.metrics.peak_local_bytes <= (60 + 64) * 1024
+    with pytest.raises(CapacityError, match="hot region"):
+        DualPathCache(model, pool, hot="10KiB")

@@ -3,7 +3,7 @@
 Rates are bytes per second and times are seconds, as the names say.
 """
 
-from dualpath.cost.blocks import block_tokens_that_fit
+from dualpath.cost.blocks import block_tokens_that_fit, layout_that_fits
 from dualpath.cost.decode import (
     expected_fetch_tpot_s,
     fetch_bytes_per_token,
@@ -16,5 +16,6 @@ __all__ = [
     "expected_fetch_tpot_s",
     "fetch_bytes_per_token",
     "kv_bytes",
+    "layout_that_fits",
     "reduce_bytes_per_token",
 ]

@@ -2,6 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from dualpath.kv import KVLayout
+
+
+def layout_that_fits(config: Any, *, dtype: str, hot_bytes: int, block_tokens: int = 0, model: str = "") -> KVLayout:
+    """Return the layout of a model by its config; `block_tokens` 0 chooses what suits a hot region of `hot_bytes`."""
+    if not block_tokens:
+        one = KVLayout.from_config(config, dtype=dtype, block_tokens=1)
+        block_tokens = block_tokens_that_fit(one.bytes_per_token, hot_bytes)
+    return KVLayout.from_config(config, dtype=dtype, block_tokens=block_tokens, model=model)
+
 
 def block_tokens_that_fit(bytes_per_token: int, hot_bytes: int, *, largest: int = 256, smallest: int = 16) -> int:
     """Return the largest power of two of tokens, within `[smallest, largest]`, whose block fits the hot region.

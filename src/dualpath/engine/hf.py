@@ -23,6 +23,7 @@ import transformers
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from dualpath.cost import layout_that_fits
 from dualpath.engine.fingerprint import fingerprint
 from dualpath.engine.lending import NAME, borrow, give_back
 from dualpath.engine.tensors import absorb, expand, pack, raw
@@ -153,7 +154,8 @@ class PackedCache(_NotingCache):
 class DualPathCache(_NotingCache):
     """A cache for an unmodified `model.generate()`: hot KV here, the rest in `pool`.
 
-    `hot` and `window` are sizes like `"64MiB"`; `scheme` as in `Scheme`; `pool` may be `None` for scheme `local`. Works
+    `hot` and `window` are sizes like `"64MiB"`; `scheme` as in `Scheme`; `pool` may be `None` for scheme `local`;
+    `block_tokens` 0 takes the largest power of two, from 16 to 256, of which a block fits the hot region. Works
     with greedy, sampling, beam and assisted generation, left-padded batches, several turns on one cache, and
     `prefill_chunk_size` (a one-shot prompt needs scratch of one layer's KV in the window). Sets the model's attention
     implementation; `close()` (or leaving the context) restores it and gives the pool's blocks back. Raises
@@ -171,7 +173,7 @@ class DualPathCache(_NotingCache):
         hot: str | int = "64MiB",
         window: str | int = "64MiB",
         scheme: str | Scheme | None = None,
-        block_tokens: int = 256,
+        block_tokens: int = 0,
         threads: int = 0,
         deadline_s: float = 10.0,
     ) -> None:
@@ -180,7 +182,9 @@ class DualPathCache(_NotingCache):
         settings = PathConfig(chosen, parse_bytes(hot), parse_bytes(window), threads, deadline_s)
         dtype = _dtype_of(model)
         name = fingerprint(model, config, dtype)
-        layout = KVLayout.from_config(config, dtype=dtype, block_tokens=block_tokens, model=name)
+        layout = layout_that_fits(
+            config, dtype=dtype, hot_bytes=settings.hot_bytes, block_tokens=block_tokens, model=name
+        )
         super().__init__(layout)
         self.path = DualPath(layout, settings, pool)
         self._rows: list[SequenceId] = []

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dualpath.cost import block_tokens_that_fit
+from dualpath.cost import layout_that_fits
 from dualpath.engine import modelcache, modelfiles
 from dualpath.engine.fingerprint import fingerprint
 from dualpath.errors import CapacityError, DualPathError, HostError, UnknownModelError, UsageError
@@ -119,10 +119,9 @@ def parse_shape(name: str) -> dict[str, int]:
 
 def kv_layout(loaded: LoadedModel, *, hot_bytes: int, block_tokens: int = 0) -> KVLayout:
     """Return the KV layout of a model; `block_tokens` 0 chooses what suits a hot region of `hot_bytes`."""
-    if not block_tokens:
-        one = KVLayout.from_config(loaded.config, dtype=loaded.dtype, block_tokens=1)
-        block_tokens = block_tokens_that_fit(one.bytes_per_token, hot_bytes)
-    return KVLayout.from_config(loaded.config, dtype=loaded.dtype, block_tokens=block_tokens, model=loaded.fingerprint)
+    return layout_that_fits(
+        loaded.config, dtype=loaded.dtype, hot_bytes=hot_bytes, block_tokens=block_tokens, model=loaded.fingerprint
+    )
 
 
 def use_threads(count: int) -> None:
