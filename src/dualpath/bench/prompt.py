@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -92,8 +91,3 @@ def random_ids(vocabulary: int, count: int, seed: int) -> tuple[int, ...]:
 def greedy(logits: Any) -> int:
     """Return the token of the highest logit, the lowest id on a tie."""
     return int(logits.argmax())
-
-
-def as_line(ids: Sequence[int], tokenizer: Any) -> str:
-    """Return decoded text on one line, for tables."""
-    return " ".join(str(tokenizer.decode(list(ids))).split()) if tokenizer is not None else ""

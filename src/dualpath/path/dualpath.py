@@ -308,14 +308,10 @@ class DualPath:
             return
         wanted, fills = [], []
         for growth in growths:
-            blocks = growth.sequence.blocks
-            parent = blocks[-1] if blocks and blocks[-1].id is not None else blocks[-2] if len(blocks) > 1 else None
-            parent_id = parent
+            parent = growth.sequence.last_id
             for fill in growth.full(self.layout.block_tokens):
-                ids = growth.block_tokens_ids(fill)
-                block_id = next_id(parent_id, ids, self.layout.fingerprint)
-                parent_id = Block(0, 0, [], id=block_id)
-                wanted.append((block_id, fill.tokens, fill.block.position // self.layout.block_tokens))
+                parent = next_id(parent, growth.block_tokens_ids(fill), self.layout.fingerprint)
+                wanted.append((parent, fill.tokens, fill.block.position // self.layout.block_tokens))
                 fills.append(fill)
         if not wanted:
             return
@@ -328,7 +324,9 @@ class DualPath:
         block = fill.block
         if fill.sealing is None:
             previous = growth.sequence.blocks[growth.sequence.blocks.index(block) - 1] if block.position else None
-            block.id = next_id(previous, growth.block_tokens_ids(fill), self.layout.fingerprint)
+            block.id = next_id(
+                None if previous is None else previous.id, growth.block_tokens_ids(fill), self.layout.fingerprint
+            )
             return
         block.id = fill.sealing.id
         for part, refs in zip(block.parts, fill.sealing.refs, strict=True):

@@ -9,6 +9,7 @@ import numpy as np
 
 from dualpath.errors import UsageError
 from dualpath.kv.ids import random_id
+from dualpath.kv.layout import DTYPE_BYTES
 from dualpath.path.arena import Budget
 from dualpath.path.plan import Entry
 from dualpath.path.reader import lost, wait_drained
@@ -70,7 +71,7 @@ def random_layer_block(path: DualPath, group: int, layer: int, block: int, seed:
     """Return the bytes of one random layer block: uniform in [-√3, √3), variance 1, by (seed, block, layer) alone."""
     layout = path.layout
     size = layout.layer_block_bytes(layout.groups[group])
-    width = {"float32": 4, "bfloat16": 2, "float16": 2}[layout.dtype]
+    width = DTYPE_BYTES[layout.dtype]
     numbers = np.random.Generator(np.random.SFC64([seed, block, layer])).random(size // width, np.float32)
     numbers = (numbers - np.float32(0.5)) * np.float32(12**0.5)
     if layout.dtype == "float16":

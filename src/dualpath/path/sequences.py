@@ -73,16 +73,22 @@ class Sequence:
         return self.blocks[-1].end if self.blocks else 0
 
     @property
+    def last_id(self) -> BlockId | None:
+        """Return the id of the last sealed block; only the very last block may be open."""
+        return next((block.id for block in self.blocks[:-3:-1] if block.id is not None), None)
+
+    @property
     def tail(self) -> Block | None:
         """Return the open block, if there is one."""
         return self.blocks[-1] if self.blocks and self.blocks[-1].id is None else None
 
 
-def next_id(parent: Block | None, tokens: Seq[int] | None, fingerprint: bytes) -> BlockId:
-    """Return the id that a block of these tokens gets after `parent`; random where tokens are not known."""
+def next_id(parent: BlockId | None, tokens: Seq[int] | None, fingerprint: bytes) -> BlockId:
+    """Return the id that a block of these tokens gets after `parent` (`None`: it is the first); random where tokens are
+    not known."""
     if tokens is None:
         return random_id()
-    return chain_id(ROOT if parent is None or parent.id is None else parent.id, tokens, fingerprint)
+    return chain_id(parent or ROOT, tokens, fingerprint)
 
 
 def visible(block: Block, group: LayerGroup, first_row: int) -> bool:

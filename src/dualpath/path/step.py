@@ -12,7 +12,7 @@ must be aborted; the sequences are then as before it, whatever happened.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ from dualpath.path.sequences import visible
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from dualpath.kv.layout import LayerGroup
     from dualpath.path.dualpath import DualPath
     from dualpath.path.growth import Fill, Growth
 
@@ -90,8 +91,8 @@ class Step:
         """Tell readers and nodes what is to come. Part of `DualPath.begin`."""
         path = self._path
         reserve = len(self._scratch) * max(plan.slots.slot_bytes for plan in self._plans)
-        reduced = [plan for plan in self._plans if self._reduces(plan)]
-        fetched = [plan for plan in self._plans if not self._reduces(plan)]
+        reduced = [plan for plan in self._plans if self._reduces(plan.group)]
+        fetched = [plan for plan in self._plans if not self._reduces(plan.group)]
         if path.reducer is not None:
             path.reducer.begin(reduced, [growth.sequence.id for growth in self._growths], self._row_start)
         path.reader.begin(fetched, reserve=reserve, wrap=path.reducer is None)
@@ -119,7 +120,7 @@ class Step:
         scratch = self._take_scratch(plan)
         try:
             self._store(plan, index, k, v, scratch)
-            if self._reduces(plan):
+            if self._reduces(plan.group):
                 out = self._reduce(plan, index, q, scratch, scale, softcap, sinks)
             else:
                 state = State.empty(self.rows, plan.group.query_heads, plan.group.value_dim)
@@ -148,11 +149,6 @@ class Step:
             self._open = False
             self._path.abort_step(self._growths)
 
-    @property
-    def fills(self) -> Sequence[Fill]:
-        """Return where the step's tokens go."""
-        return self._fills
-
     # --- planning ----------------------------------------------------------------------------------------------
 
     def _plan(self, index: int) -> GroupPlan:
@@ -166,7 +162,7 @@ class Step:
                 for block in growth.sequence.blocks
                 if block.id is not None and visible(block, group, growth.start)
             ]
-            if self._reduces_group(index):
+            if self._reduces(group):
                 a = [entry for entry in entries if entry.part.local is None]
                 b = [entry for entry in entries if entry.part.local is not None]
             else:
@@ -185,12 +181,9 @@ class Step:
                 table[row] = entry.part.local
         return table
 
-    def _reduces(self, plan: GroupPlan) -> bool:
-        return self._reduces_group(plan.index)
-
-    def _reduces_group(self, index: int) -> bool:
+    def _reduces(self, group: LayerGroup) -> bool:
         # a sliding window is short: its far blocks, if any, are cheaper to fetch than to keep as views
-        return self.reducing and self._path.layout.groups[index].kind is not LayerKind.SLIDING
+        return self.reducing and group.kind is not LayerKind.SLIDING
 
     def _check(self, layer: int, q: Float32, k: Array, v: Array | None) -> tuple[GroupPlan, int]:
         self._require_open()
