@@ -1,4 +1,4 @@
-"""The transport contract over TCP, over the mapped transport."""
+"""The transport contract over TCP, over TCP by two rails, over the mapped transport."""
 
 import pytest
 
@@ -20,6 +20,11 @@ class TestTcp(TransportConformance):
 
     def child(self, slots, slot_bytes):
         return ChildNode("tcp", slots, slot_bytes)
+
+
+class TestTcpByTwoRails(TestTcp):
+    def serve(self, service, *, key=None):
+        return TcpServer(service, node_id="node", key=key, rails=[("127.0.0.2", 0)])
 
 
 class TestMapped(TransportConformance):

@@ -34,7 +34,7 @@ def test_small_reads_share_a_frame_and_settle_apart():
     b, (two,), places = read(3)
     _, (other,), _ = read(1, slot_bytes=16)
     queue = deque([one, two, other])
-    batch = Batch.pop(queue)
+    batch = Batch.pop(queue, REQUEST_BYTES)
     assert list(queue) == [other]
     assert [ref.slot for ref in batch.refs] == [0, 1, 0, 1, 2]
     outcomes = [OK, OK, OK, LOST, OK]

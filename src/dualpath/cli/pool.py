@@ -14,7 +14,11 @@ from dualpath.cli.output import ByteSize, byte_size, host_port
 
 def pool_command(
     listen: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Data port. Port 0 takes a free one.")
+        str,
+        typer.Option(
+            metavar="HOST:PORT[,HOST:PORT...]",
+            help="Data port, at the address of each NIC that carries data. Port 0 takes a free one.",
+        ),
     ] = "127.0.0.1:0",
     capacity: Annotated[
         ByteSize, typer.Option(parser=byte_size, metavar="SIZE", help="KV bytes that the node holds at most.")
@@ -44,16 +48,18 @@ def pool_command(
         dualpath pool --capacity 8GiB
         dualpath pool --listen 127.0.0.1:7700 --socket /run/user/1000/dualpath.sock
         DUALPATH_KEY=... dualpath pool --listen 10.0.0.5:7700 --capacity 64GiB --threads 8
+        DUALPATH_KEY=... dualpath pool --listen 10.0.0.5:7700,10.0.1.5:7700 --capacity 64GiB
     """
     from dualpath.pool.server import NodeConfig, serve
 
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
-    host, port = host_port(listen)
+    (host, port), *rails = [host_port(one.strip()) for one in listen.split(",")]
     management_host, management_port = ("127.0.0.1", -1) if management == "off" else host_port(management)
     config = NodeConfig(
         capacity=int(capacity),
         host=host,
         port=port,
+        rails=tuple(rails),
         management_host=management_host,
         management_port=management_port,
         socket=socket,

@@ -20,6 +20,7 @@ from dualpath.errors import DeadlineError, DualPathError, UnreachableError
 from dualpath.pool.node import NodePartials, PendingAttend, PoolNode
 from dualpath.pool.spec import Address, check_deadline, dial, parse
 from dualpath.transport.base import TransferCounters
+from dualpath.transport.rails import MAX_RAILS
 
 __all__ = ["NodePartials", "PendingAttend", "Pool", "PoolNode", "connect"]
 
@@ -61,16 +62,29 @@ class Pool:
                 node.close()
 
 
-def connect(spec: str, *, key: str | bytes | None = None, tenant: str = "default", timeout_s: float = 10.0) -> Pool:
+def connect(
+    spec: str,
+    *,
+    key: str | bytes | None = None,
+    tenant: str = "default",
+    timeout_s: float = 10.0,
+    nics: Sequence[str] = (),
+    max_rails: int = MAX_RAILS,
+) -> Pool:
     """Connect to every node of `spec` at once: `tcp://host:port,...`, `host:port,...` or `mapped:/path.sock,...`.
 
-    `timeout_s` bounds connecting, and is the default deadline of each request. Raises `UsageError` for a bad spec,
+    `timeout_s` bounds connecting, and is the default deadline of each request. A node that listens at several NICs is
+    reached over all of them; `nics` names the NICs of this host that may be used (default: all that lead there), and
+    `max_rails` bounds how many pairs of NICs are used for a node. Raises `UsageError` for a bad spec,
     `UnreachableError` for a node that is not there, `AuthError` for a wrong key; nothing is left open then.
     """
     check_deadline(timeout_s)
     addresses = parse(spec)
     nodes = [
-        PoolNode(dial(address, key=key, tenant=tenant), str(address), timeout_s=timeout_s) for address in addresses
+        PoolNode(
+            dial(address, key=key, tenant=tenant, nics=nics, max_rails=max_rails), str(address), timeout_s=timeout_s
+        )
+        for address in addresses
     ]
     pool = Pool(nodes, tenant)
     with ThreadPoolExecutor(len(nodes), thread_name_prefix="dualpath-connect") as threads:

@@ -40,6 +40,7 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     |---|---|
     | `capacity` | bytes of KV it holds at most |
     | `host`, `port` | data port; 0 takes a free one |
+    | `rails` | addresses (`host`, `port`) of further NICs to listen at; port 0: the same as the first |
     | `management_host`, `management_port` | HTTP port for `/healthz`, `/stats`, `/metrics`; -1: none |
     | `socket` | path of a Unix socket for clients on this host, which map the memory; empty: none |
     | `node_id` | how it introduces itself; empty: host name and port |
@@ -53,6 +54,7 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     capacity: int
     host: str = "127.0.0.1"
     port: int = 0
+    rails: tuple[tuple[str, int], ...] = ()
     management_host: str = "127.0.0.1"
     management_port: int = 0
     socket: str = ""
@@ -103,7 +105,8 @@ def check(config: NodeConfig, key: bytes | None) -> None:
     if not 0 <= config.threads <= MAX_THREADS:
         raise UsageError(f"a node cannot use {config.threads} threads", hint=f"0 (all cores) to {MAX_THREADS}")
     hint = "set --key-file or DUALPATH_KEY, or listen on 127.0.0.1"
-    for name, host in (("data", config.host), ("management", config.management_host)):
+    data = [("data", host) for host in (config.host, *(host for host, _ in config.rails))]
+    for name, host in (*data, ("management", config.management_host)):
         if key is None and not is_loopback(host):
             raise UsageError(f"the {name} port would be open to anyone at {host}", hint=hint)
 
@@ -111,7 +114,7 @@ def check(config: NodeConfig, key: bytes | None) -> None:
 def _listen(config: NodeConfig, key: bytes | None, service: PoolService, closing: ExitStack) -> Ready:
     """Open all ports; `closing` closes them in the opposite order."""
     node_id = config.node_id or f"{socket.gethostname()}-{os.getpid()}"
-    tcp = TcpServer(service, config.host, config.port, key=key, node_id=node_id)
+    tcp = TcpServer(service, config.host, config.port, key=key, node_id=node_id, rails=config.rails)
     closing.enter_context(tcp)
     if config.socket:
         from dualpath.transport.mapped import MappedServer

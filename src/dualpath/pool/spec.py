@@ -7,10 +7,12 @@ mapped:/path.sock    this host only: the node's memory is mapped and read in pla
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dualpath.errors import UsageError
 from dualpath.transport.base import Peer
+from dualpath.transport.rails import MAX_RAILS
 
 LONGEST_DEADLINE_S = 86400.0
 _HINT = "write tcp://127.0.0.1:7700 or mapped:/run/dualpath.sock, several with commas between"
@@ -64,8 +66,10 @@ def check_deadline(deadline_s: float) -> None:
         raise UsageError(f"not a deadline: {deadline_s} s", hint=f"more than 0 and at most {LONGEST_DEADLINE_S:.0f}")
 
 
-def dial(address: Address, *, key: str | bytes | None, tenant: str) -> Peer:
-    """Return a peer for `address`; nothing is sent yet."""
+def dial(
+    address: Address, *, key: str | bytes | None, tenant: str, nics: Sequence[str] = (), max_rails: int = MAX_RAILS
+) -> Peer:
+    """Return a peer for `address`; nothing is sent yet. `nics` and `max_rails` are as for `connect`."""
     secret = key.encode() if isinstance(key, str) else key
     if address.path:
         from dualpath.transport.mapped import MappedPeer
@@ -73,4 +77,4 @@ def dial(address: Address, *, key: str | bytes | None, tenant: str) -> Peer:
         return MappedPeer(address.path, key=secret, tenant=tenant)
     from dualpath.transport.tcp import TcpPeer
 
-    return TcpPeer(address.host, address.port, key=secret, tenant=tenant)
+    return TcpPeer(address.host, address.port, key=secret, tenant=tenant, nics=nics, max_rails=max_rails)

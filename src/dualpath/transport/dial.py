@@ -22,6 +22,7 @@ _PRIORITY = {Lane.REALTIME: 6, Lane.PREFETCH: 2, Lane.BULK: 1}
 # node that computes may leave a large request waiting: only connections that carry small requests use the short one.
 READER_USER_TIMEOUT_MS = 1500
 CALLER_USER_TIMEOUT_MS = 10_000
+RAILED_USER_TIMEOUT_MS = 800  # where another rail can take over
 
 # Between two processes of one host there is no distance to fill. Buffers of this size keep the bytes in the processor's
 # cache from the sender's copy to the receiver's: a fifth less time per byte. Below 192 KiB segments get small, above
@@ -35,13 +36,16 @@ class Tcp:
 
     host: str
     port: int
+    source: str = ""
+    """Address of the NIC here that the connection leaves from; empty: the kernel chooses."""
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def connect(self, lane: Lane, user_timeout_ms: int, timeout_s: float) -> socket.socket:
         """Return a connected blocking socket. Raises `OSError`."""
-        sock = socket.create_connection((self.host, self.port), timeout=timeout_s)
+        source = (self.source, 0) if self.source else None
+        sock = socket.create_connection((self.host, self.port), timeout=timeout_s, source_address=source)
         try:
             sock.settimeout(None)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, user_timeout_ms)
@@ -104,6 +108,8 @@ class Dialer:
     tenant: str
     connect_timeout_s: float
     owner: bytes = b""
+    rail: str = ""
+    """How the rail that it uses is called; empty where there is one only."""
 
     def dial(self, lane: Lane, *, user_timeout_ms: int, deadline: float) -> tuple[Stream, Welcome]:
         """Return a stream past its handshake.

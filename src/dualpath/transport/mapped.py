@@ -245,7 +245,7 @@ class MappedServer(StreamServer):
         """The path that clients connect to."""
         return str(self._path)
 
-    def _listen(self) -> socket.socket:
+    def _listen(self) -> list[socket.socket]:
         if len(os.fsencode(self._path)) > MAX_PATH_BYTES:
             raise UsageError(
                 f"socket path is longer than {MAX_PATH_BYTES} bytes: {self._path}", hint="choose a shorter one"
@@ -263,7 +263,7 @@ class MappedServer(StreamServer):
         except BaseException:
             listener.close()
             raise
-        return listener
+        return [listener]
 
     def _remove_stale(self) -> None:
         """Remove the socket of a node that died. Raises `UsageError` if somebody still answers there."""
@@ -280,7 +280,7 @@ class MappedServer(StreamServer):
 
     def close(self) -> None:
         """Stop serving and remove the socket."""
-        listening = self._listener is not None and self._listener.fileno() >= 0
+        listening = any(listener.fileno() >= 0 for listener in self._listeners)
         super().close()
         if listening:
             with contextlib.suppress(OSError):

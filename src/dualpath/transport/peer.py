@@ -4,6 +4,9 @@ Theory of operation. Connections open at first use. Calls and writes of a lane s
 (`calls`); reads have connections with a receiver thread each (`reads`), so a bulk of payload never stands between a
 small request and its reply, and neither direction can wait for the other. A connection that failed is replaced by
 the next operation. One watchdog thread ends reads at their deadline.
+
+Over TCP, a node may be reached by several rails, of which its first `Welcome` tells. Reads use them all at once; calls
+use the first that works, and one that is cut off in the middle is made again over the next.
 """
 
 from __future__ import annotations
@@ -13,14 +16,18 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from dualpath.errors import DeadlineError, PeerError, UnreachableError, UsageError
 from dualpath.transport.base import Ticket, TransferCounters
 from dualpath.transport.calls import CallConnection, PendingCall
-from dualpath.transport.dial import CALLER_USER_TIMEOUT_MS, Dialer, Tcp, Unix
+from dualpath.transport.dial import CALLER_USER_TIMEOUT_MS, RAILED_USER_TIMEOUT_MS, Dialer, Tcp, Unix
+from dualpath.transport.failover import FailoverCall
+from dualpath.transport.rails import MAX_RAILS, RailState, rails_to
 from dualpath.transport.reads import ReadLane
 from dualpath.transport.requests import split
+from dualpath.transport.stall import StallWatch
 from dualpath.transport.stream import Stream
 from dualpath.transport.ticket import ReadTicket, Watchdog
 from dualpath.wire.auth import check_key
@@ -29,6 +36,7 @@ from dualpath.wire.messages import Lane, Message, Outcome, Outcomes, SlotRef, We
 _log = logging.getLogger(__name__)
 _Peer = TypeVar("_Peer", bound="StreamPeer")  # `typing.Self` needs Python 3.11
 WRITE_BYTES = 4 << 20
+RAIL_CONNECT_TIMEOUT_S = 0.5  # where there is another rail to try
 DEFAULT_CONNECTIONS = {Lane.REALTIME: 1, Lane.PREFETCH: 2, Lane.BULK: 1}
 
 
@@ -43,12 +51,20 @@ class StreamPeer:
         tenant: str = "default",
         connect_timeout_s: float = 2.0,
         connections: Mapping[Lane, int] | None = None,
+        nics: Sequence[str] = (),
+        max_rails: int = MAX_RAILS,
     ) -> None:
         check_key(key)
         counts = {**DEFAULT_CONNECTIONS, **(connections or {})}
         if min(counts.values()) < 1:
             raise UsageError("each lane needs at least one connection")
-        self._dialer = Dialer(address, key, tenant, connect_timeout_s, secrets.token_bytes(16))
+        if max_rails < 1:
+            raise UsageError(f"a node is reached over one rail at least, not {max_rails}")
+        first = Dialer(address, key, tenant, connect_timeout_s, secrets.token_bytes(16))
+        self._rails = [first]
+        self._nics, self._max_rails = tuple(nics), max_rails
+        self._told = False
+        self._turn = dict.fromkeys(Lane, 0)  # which rail its calls use; grows with every failure
         self._node = str(address)
         self._instance = b""
         self._closed = False
@@ -59,7 +75,8 @@ class StreamPeer:
         self._callers: dict[Lane, CallConnection] = {}
         self._dialing = {lane: threading.Lock() for lane in Lane}
         self._watchdog = Watchdog(self._node)
-        self._lanes = {lane: ReadLane(self._dialer, lane, counts[lane], self._opened) for lane in Lane}
+        self._lanes = {lane: ReadLane(first, lane, counts[lane], self._opened) for lane in Lane}
+        self._stall_watch: StallWatch | None = None
 
     @property
     def node(self) -> str:
@@ -70,6 +87,20 @@ class StreamPeer:
     def instance(self) -> bytes:
         """What differs each time the node's process starts; empty before the first connection."""
         return self._instance
+
+    @property
+    def rails(self) -> tuple[RailState, ...]:
+        """What each rail has brought so far; empty where there is one only."""
+        readers = [reader for lane in self._lanes.values() for reader in lane.readers]
+        return tuple(
+            RailState(
+                dialer.rail,
+                sum(reader.bytes_received for reader in readers if reader.dialer is dialer),
+                any(reader.connected for reader in readers if reader.dialer is dialer),
+            )
+            for dialer in self._rails
+            if dialer.rail
+        )
 
     @property
     def counters(self) -> TransferCounters:
@@ -87,6 +118,26 @@ class StreamPeer:
                 self._past.tx_bytes += old.sent
                 self._past.rx_bytes += old.received
             self._streams.append(stream)
+            learn = not self._told and bool(welcome.rails) and not self._closed
+            self._told = True
+        if learn:
+            self._learn(welcome.rails)
+
+    def _learn(self, advertised: Sequence[str]) -> None:
+        """The node told at which addresses it listens: use every rail that leads there."""
+        first = self._rails[0]
+        if not isinstance(first.address, Tcp):
+            return
+        from dualpath.host.addresses import local_addresses
+
+        found = rails_to(first.address, advertised, local_addresses(), nics=self._nics)[: self._max_rails]
+        if len(found) < 2:
+            return
+        rails = [replace(first, address=rail.address, rail=str(rail)) for rail in found]
+        for lane in self._lanes.values():
+            lane.spread(rails)
+        self._rails = rails
+        self._stall_watch = StallWatch(self._node, tuple(self._lanes.values()))
 
     # --- calls ---------------------------------------------------------------------------------------------------
 
@@ -104,10 +155,23 @@ class StreamPeer:
         lane: Lane = Lane.REALTIME,
         timeout_s: float = 10.0,
         into: memoryview | None = None,
-    ) -> PendingCall:
+    ) -> PendingCall | FailoverCall:
         """Send a request now, collect the reply later. Whatever goes wrong is raised by `result`, not here."""
         deadline = time.monotonic() + timeout_s
         self._requests += 1
+        call = self._start(message, payload, lane, deadline, into)
+        if len(self._rails) == 1:
+            return call
+        return FailoverCall(
+            call,
+            len(self._rails) - 1,
+            lambda: self._start(message, payload, lane, deadline, into),
+            lambda: self._closed,
+        )
+
+    def _start(
+        self, message: Message, payload: Sequence[Any], lane: Lane, deadline: float, into: memoryview | None
+    ) -> PendingCall:
         try:
             return self._caller(lane, deadline).start(message, payload, deadline, into)
         except PeerError as error:
@@ -130,14 +194,32 @@ class StreamPeer:
                     return connection
                 connection.dispose()
                 del self._callers[lane]
+                self._turn[lane] += 1
             if self._closed:
                 raise UnreachableError(f"{self._node}: this peer is closed", node=self._node)
-            stream, welcome = self._dialer.dial(lane, user_timeout_ms=CALLER_USER_TIMEOUT_MS, deadline=deadline)
+            stream, welcome = self._dial_caller(lane, deadline)
             self._opened(stream, welcome)
             connection = self._callers[lane] = CallConnection(stream, self._node)
             return connection
         finally:
             dialing.release()
+
+    def _dial_caller(self, lane: Lane, deadline: float) -> tuple[Stream, Welcome]:
+        """Connect over the rail whose turn it is, or over the next that works."""
+        rails = self._rails
+        if len(rails) == 1:
+            return rails[0].dial(lane, user_timeout_ms=CALLER_USER_TIMEOUT_MS, deadline=deadline)
+        problem: PeerError | None = None
+        for _ in rails:
+            dialer = rails[self._turn[lane] % len(rails)]
+            until = min(deadline, time.monotonic() + min(dialer.connect_timeout_s, RAIL_CONNECT_TIMEOUT_S))
+            try:
+                return dialer.dial(lane, user_timeout_ms=RAILED_USER_TIMEOUT_MS, deadline=until)
+            except (UnreachableError, DeadlineError) as error:
+                problem = problem or error
+                self._turn[lane] += 1
+        assert problem is not None
+        raise problem
 
     # --- transfers -----------------------------------------------------------------------------------------------
 
@@ -163,6 +245,8 @@ class StreamPeer:
             ticket.ended = self._watchdog.forget
             self._watchdog.watch(ticket)
             queue.submit(requests)
+            if self._stall_watch is not None:
+                self._stall_watch.wake()
         return ticket
 
     def write(
@@ -178,7 +262,7 @@ class StreamPeer:
         views = check_transfer(refs, sources, slot_bytes, writable=False)
         deadline = time.monotonic() + timeout_s
         step = max(1, WRITE_BYTES // slot_bytes)
-        calls: list[tuple[int, PendingCall]] = []
+        calls: list[tuple[int, PendingCall | FailoverCall]] = []
         for first in range(0, len(refs), step):
             part = list(refs[first : first + step])
             left = max(0.0, deadline - time.monotonic())
@@ -189,7 +273,7 @@ class StreamPeer:
             outcomes += self._written(count, call)
         return outcomes
 
-    def _written(self, count: int, call: PendingCall) -> list[Outcome]:
+    def _written(self, count: int, call: PendingCall | FailoverCall) -> list[Outcome]:
         try:
             reply, _ = call.result()
         except PeerError as error:
@@ -219,6 +303,8 @@ class StreamPeer:
                 caller = self._callers.pop(lane, None)
                 if caller is not None:
                     caller.dispose()
+        if self._stall_watch is not None:
+            self._stall_watch.close()
         for queue in self._lanes.values():
             queue.close()
         self._watchdog.close()

@@ -13,12 +13,16 @@ in flight shuts its connections down; requests of others that were in flight the
 run on a new connection, without the items that have been reported. A connection that fails by itself loses its
 requests: items are `LOST`, and nothing is retried but what could not be sent.
 
+Over several rails each connection belongs to one of them. A rail that stalls or fails while another one works hands its
+requests over to that one, and connects anew as soon as it can and there is work (`stall` watches).
+
 Locks: `ReadLane.lock` guards the queue and every connection's table; nothing is called, sent or waited for under it.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -30,24 +34,45 @@ from dualpath.transport.stream import Stream
 from dualpath.transport.ticket import ReadTicket
 from dualpath.wire.messages import Lane, Outcome, Welcome
 
-RETRY_S = 0.5  # before a second connection is tried again while the first one works
+RETRY_S = 0.5  # before a connection is tried again while another one works
 
 
 class ReadLane:
-    """The queue of one lane and the connections that serve it."""
+    """The queue of one lane and the connections that serve it: `connections` of them, or one for each rail."""
 
     def __init__(self, dialer: Dialer, lane: Lane, connections: int, opened: Callable[[Stream, Welcome], None]) -> None:
         self.lock = threading.Lock()
         self.work = threading.Condition(self.lock)
         self.queue: deque[ReadRequest] = deque()
-        self.dialer = dialer
         self.lane = lane
         self.submitted = 0
         self.wanted = False
         self.closed = False
         self.opened = opened
-        self._readers = [Receiver(self, number) for number in range(connections)]
+        self.readers = [Receiver(self, dialer, number) for number in range(connections)]
+        self._node = str(dialer.address)
+        self._connections = connections
         self._started = False
+
+    def spread(self, rails: Sequence[Dialer]) -> None:
+        """Use these rails, the first of which leads to where the lane was made for. Once, before or after `submit`."""
+        with self.lock:
+            known = self.readers if self._started else []
+            for reader in known:
+                reader.dialer = rails[0]
+            each = -(-self._connections // len(rails))
+            fresh = [
+                Receiver(self, dialer, len(known) + number)
+                for number, dialer in enumerate([*rails] * each if not known else rails[1:])
+            ]
+            self.readers = [*known, *fresh]
+            if self._started:
+                for reader in fresh:
+                    reader.thread.start()
+
+    def others_live(self, reader: Receiver) -> bool:
+        """Whether a connection over another rail than this one's works. Under the lock."""
+        return any(other.connected and other.dialer is not reader.dialer for other in self.readers)
 
     def submit(self, requests: Sequence[ReadRequest]) -> None:
         """Queue requests, and send what the connections have room for."""
@@ -61,19 +86,19 @@ class ReadLane:
                     self.queue.append(request)
                 if not self._started:
                     self._started = True
-                    for reader in self._readers:
+                    for reader in self.readers:
                         reader.thread.start()
-                idlest = min(self._readers, key=Receiver.load)
+                idlest = min(self.readers, key=Receiver.load)
                 while (taken := idlest.take()) is not None:
                     sends.append((idlest, taken))
-                    idlest = min(self._readers, key=Receiver.load)
+                    idlest = min(self.readers, key=Receiver.load)
                 if idlest.load() >= WINDOW:
                     # One more connection would help, if there is one to make.
-                    self.wanted = self.wanted or not all(reader.connected for reader in self._readers)
+                    self.wanted = self.wanted or not all(reader.connected for reader in self.readers)
                     if self.wanted or self.queue:
                         self.work.notify()
         if closed:
-            self._lose(requests, UnreachableError(f"{self.dialer.address}: this peer is closed"))
+            self._lose(requests, UnreachableError(f"{self._node}: this peer is closed"))
         for reader, taken in sends:
             reader.send(*taken)
 
@@ -83,27 +108,37 @@ class ReadLane:
             dropped = [request for request in self.queue if request.ticket is ticket]
             for request in dropped:
                 self.queue.remove(request)
-            busy = [reader for reader in self._readers if reader.carries(ticket)]
+            busy = [reader for reader in self.readers if reader.carries(ticket)]
         ticket.settle_all(outcome, error)
         for reader in busy:
             reader.abandon(ticket)
         for request in dropped:
             request.let_go()
 
-    def lost_connection(self, error: PeerError, submitted: int) -> None:
-        """A connection could not be made: unless another one lives, what was queued before the attempt is lost."""
+    def lost_connection(self, reader: Receiver, error: PeerError, submitted: int) -> None:
+        """A connection could not be made: unless another one lives, or may soon, what was queued before is lost.
+
+        Returns when it may be tried again.
+        """
         with self.lock:
-            others = [reader for reader in self._readers if reader.connected]
-            requests = [] if others else [request for request in self.queue if request.number <= submitted]
+            reader.dialing = False
+            hopeful = any(other.connected or other.dialing for other in self.readers)
+            requests = [] if hopeful else [request for request in self.queue if request.number <= submitted]
             for request in requests:
                 self.queue.remove(request)
         self._lose(requests, error)
-        for reader in others:
+        if hopeful:
+            self._feed()
+            with self.lock:
+                again_at = time.monotonic() + RETRY_S
+                while not self.closed and (left := again_at - time.monotonic()) > 0:
+                    self.work.wait(left)
+
+    def _feed(self) -> None:
+        """Let every connection that has room take what is queued."""
+        for reader in self.readers:
             while reader.pull():
                 pass
-        if others:
-            with self.lock:
-                self.work.wait(RETRY_S)
 
     def requeue(self, requests: Sequence[ReadRequest]) -> None:
         """Put requests back at the front, to run on another connection."""
@@ -112,7 +147,9 @@ class ReadLane:
             if not closed:
                 self.queue.extendleft(reversed(requests))
         if closed:
-            self._lose(requests, UnreachableError(f"{self.dialer.address}: this peer is closed"))
+            self._lose(requests, UnreachableError(f"{self._node}: this peer is closed"))
+        elif requests:
+            self._feed()
 
     def close(self) -> None:
         """Lose everything queued or in flight, and join the threads."""
@@ -122,11 +159,11 @@ class ReadLane:
             self.queue.clear()
             self.work.notify_all()
             started = self._started
-        self._lose(requests, UnreachableError(f"{self.dialer.address}: this peer was closed"))
+        self._lose(requests, UnreachableError(f"{self._node}: this peer was closed"))
         if started:
-            for reader in self._readers:
+            for reader in self.readers:
                 reader.shutdown()
-            for reader in self._readers:
+            for reader in self.readers:
                 if reader.thread.ident and reader.thread is not threading.current_thread():
                     reader.thread.join()
 

@@ -12,14 +12,17 @@ import time
 from typing import TYPE_CHECKING
 
 from dualpath.errors import PeerError, ProtocolError, UnreachableError
+from dualpath.transport.credit import Credit
 from dualpath.transport.dial import READER_USER_TIMEOUT_MS
 from dualpath.transport.requests import Batch
+from dualpath.transport.tcpinfo import tcp_info
 from dualpath.wire.failures import error_of
 from dualpath.wire.messages import Failure, Outcome, Outcomes, Read
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from dualpath.transport.dial import Dialer
     from dualpath.transport.reads import ReadLane
     from dualpath.transport.stream import Stream
     from dualpath.transport.ticket import ReadTicket
@@ -30,11 +33,18 @@ PIECE_BYTES = 1 << 20  # how often `on_item` hears of a large reply
 
 
 class Receiver:
-    """One connection of a lane, and the thread that receives on it."""
+    """One connection of a lane over one rail, and the thread that receives on it."""
 
-    def __init__(self, lane: ReadLane, number: int) -> None:
+    def __init__(self, lane: ReadLane, dialer: Dialer, number: int) -> None:
         self._lane = lane
-        self._node = str(lane.dialer.address)
+        self.dialer = dialer
+        self._node = str(dialer.address)
+        self._credit = Credit()
+        self.dialing = False
+        self.heard_at = 0.0
+        """When something was last heard of a request in flight, or it was sent while nothing else was in flight."""
+        self.bytes_received = 0
+        """Of slots, over all connections."""
         self._stream: Stream | None = None
         self._sending = threading.Lock()
         self.in_flight: dict[int, Batch] = {}
@@ -51,6 +61,21 @@ class Receiver:
     def load(self) -> int:
         """The frames in flight here; a connection that takes none has as many as it could have."""
         return len(self.in_flight) if self._stream is not None and not self._abandoned else WINDOW
+
+    def stalled(self, limit_s: float) -> bool:
+        """Whether something is in flight and nothing has come in for `limit_s`. Under the lane's lock."""
+        if self._stream is None or self._abandoned or not self.in_flight:
+            return False
+        if time.monotonic() - self.heard_at < limit_s:
+            return False
+        info = tcp_info(self._stream.sock)
+        return info is not None and info.quiet_s >= limit_s
+
+    def hand_over(self) -> None:
+        """Shut the connection down: what is in flight goes to other rails, and this one connects anew."""
+        with self._lane.lock:
+            self._abandoned = True
+        self.shutdown()
 
     def carries(self, ticket: ReadTicket) -> bool:
         """Whether a request of `ticket` is in flight here. Under the lane's lock."""
@@ -84,7 +109,9 @@ class Receiver:
         stream, queue = self._stream, self._lane.queue
         if stream is None or self._abandoned or not queue or len(self.in_flight) >= WINDOW:
             return None
-        batch = Batch.pop(queue)
+        batch = Batch.pop(queue, self._credit.frame_bytes)
+        if not self.in_flight:
+            self.heard_at = time.monotonic()
         self._next_id += 1
         self.in_flight[self._next_id] = batch
         return stream, self._next_id, batch
@@ -111,11 +138,12 @@ class Receiver:
                     return
                 lane.wanted = False
                 submitted = lane.submitted
-            deadline = time.monotonic() + lane.dialer.connect_timeout_s
+                self.dialing = True
+            deadline = time.monotonic() + self.dialer.connect_timeout_s
             try:
-                stream, welcome = lane.dialer.dial(lane.lane, user_timeout_ms=READER_USER_TIMEOUT_MS, deadline=deadline)
+                stream, welcome = self.dialer.dial(lane.lane, user_timeout_ms=READER_USER_TIMEOUT_MS, deadline=deadline)
             except PeerError as error:
-                lane.lost_connection(error, submitted)
+                lane.lost_connection(self, error, submitted)
                 continue
             lane.opened(stream, welcome)
             self._attach(stream)
@@ -123,7 +151,7 @@ class Receiver:
 
     def _attach(self, stream: Stream) -> None:
         with self._lane.lock:
-            self._stream, self._abandoned = stream, False
+            self._stream, self._abandoned, self.dialing = stream, False, False
             if self._lane.closed:
                 stream.shutdown()
 
@@ -162,7 +190,11 @@ class Receiver:
         if head.payload_bytes != len(targets) * batch.slot_bytes:
             raise ProtocolError(f"{head.payload_bytes} bytes for {len(targets)} slots of {batch.slot_bytes}")
         self._receive_slots(stream, batch, outcomes, targets)
+        now = time.monotonic()
         with self._lane.lock:
+            self._credit.answered(head.payload_bytes, now - self.heard_at)
+            self.bytes_received += head.payload_bytes
+            self.heard_at = now
             del self.in_flight[head.request_id]
             taken = self.take()
         if taken is not None:
@@ -191,7 +223,7 @@ class Receiver:
                 stream.close()
             batches = [self.in_flight[number] for number in sorted(self.in_flight)]
             self.in_flight.clear()
-            again = self._abandoned
+            again = self._abandoned or self._lane.others_live(self)
         alive = []
         for batch in batches:
             for request in batch.parts:

@@ -39,6 +39,16 @@ class ReadRequest:
         self.destinations = ()
         self.ticket.release()
 
+    def cut(self, items: int) -> ReadRequest:
+        """Split off the first `items` items as a request of their own; this one keeps the rest."""
+        head = ReadRequest(
+            self.ticket, self.first, self.refs[:items], self.destinations[:items], self.slot_bytes, self.number
+        )
+        self.ticket.hold_another()
+        self.first += items
+        self.refs, self.destinations = self.refs[items:], self.destinations[items:]
+        return head
+
     def skip_settled(self) -> None:
         """Leave out the first items that have an outcome: their destinations may be in use by now."""
         known = self.ticket.outcomes[self.first : self.first + len(self.refs)]
@@ -61,11 +71,15 @@ class Batch:
         self.listened = any(part.ticket.listened for part in parts)
 
     @staticmethod
-    def pop(queue: deque[ReadRequest]) -> Batch:
-        """Take the first request from the queue, and those after it that fit into the same frame."""
+    def pop(queue: deque[ReadRequest], most_bytes: int) -> Batch:
+        """Take from the queue what fits into a frame of `most_bytes`, at least one slot: the first request, or the
+        beginning of it, and those after it."""
         first = queue.popleft()
+        most = max(1, min(REQUEST_ITEMS, most_bytes // first.slot_bytes))
+        if len(first.refs) > most:
+            queue.appendleft(first)
+            return Batch([first.cut(most)])
         parts, items = [first], len(first.refs)
-        most = min(REQUEST_ITEMS, REQUEST_BYTES // first.slot_bytes)
         while queue and queue[0].slot_bytes == first.slot_bytes and items + len(queue[0].refs) <= most:
             items += len(queue[0].refs)
             parts.append(queue.popleft())

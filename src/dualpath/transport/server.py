@@ -53,36 +53,46 @@ class StreamServer:
         self._max_connections = max_connections
         self._stall_timeout_s = stall_timeout_s
         self._instance = secrets.token_bytes(16)
-        self._listener: socket.socket | None = None
-        self._acceptor: threading.Thread | None = None
+        self._listeners: list[socket.socket] = []
+        self._acceptors: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._open: dict[Stream, threading.Thread] = {}
         self._closing = False
 
-    def _listen(self) -> socket.socket:
-        """Return the listening socket."""
+    @property
+    def rails(self) -> tuple[str, ...]:
+        """What clients are told of other ways to this node."""
+        return ()
+
+    def _listen(self) -> list[socket.socket]:
+        """Return the listening sockets."""
         raise NotImplementedError
 
     def start(self) -> None:
         """Listen and serve in threads of our own. Raises `UsageError` if the address cannot be used."""
-        if self._acceptor is not None:
+        if self._acceptors:
             raise UsageError("the server has been started already")
-        self._listener = self._listen()
-        self._acceptor = threading.Thread(target=self._accept, name=f"{self._node_id}-accept", daemon=True)
-        self._acceptor.start()
+        self._listeners = self._listen()
+        name = f"{self._node_id}-accept"
+        self._acceptors = [
+            threading.Thread(target=self._accept, args=(listener,), name=name, daemon=True)
+            for listener in self._listeners
+        ]
+        for acceptor in self._acceptors:
+            acceptor.start()
 
     def close(self) -> None:
         """Stop listening, drop every connection and join every thread. Idempotent."""
         with self._lock:
             self._closing = True
             open_now = dict(self._open)
-        if self._listener is not None:
+        for listener in self._listeners:
             with contextlib.suppress(OSError):
-                self._listener.shutdown(socket.SHUT_RDWR)
-        if self._acceptor is not None:
-            self._acceptor.join()
-        if self._listener is not None:
-            self._listener.close()
+                listener.shutdown(socket.SHUT_RDWR)
+        for acceptor in self._acceptors:
+            acceptor.join()
+        for listener in self._listeners:
+            listener.close()
         with self._lock:
             open_now = dict(self._open)
         for stream in open_now:
@@ -99,11 +109,10 @@ class StreamServer:
 
     # --- connections ---------------------------------------------------------------------------------------------
 
-    def _accept(self) -> None:
-        assert self._listener is not None
+    def _accept(self, listener: socket.socket) -> None:
         while True:
             try:
-                sock, peer = self._listener.accept()
+                sock, peer = listener.accept()
             except OSError as error:
                 if self._closing:
                     return
@@ -155,7 +164,7 @@ class StreamServer:
         tune(stream.sock)
         stream.send_frame(0, shake.challenge(_message(stream, deadline)), deadline=deadline)
         hello = shake.accept(_message(stream, deadline))
-        stream.send_frame(0, Welcome(self._node_id, self._instance), deadline=deadline)
+        stream.send_frame(0, Welcome(self._node_id, self._instance, self.rails), deadline=deadline)
         tune(stream.sock, hello.lane)
         stream.parser.limits = self._limits
         return Session(peer=name, tenant=hello.tenant, lane=hello.lane, owner=hello.owner)

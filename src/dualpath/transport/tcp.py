@@ -6,17 +6,26 @@ beyond loopback must have a shared key: anybody who reaches an unkeyed one can r
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from dualpath.errors import UsageError
 from dualpath.transport.base import Service
 from dualpath.transport.dial import Tcp
 from dualpath.transport.peer import StreamPeer
+from dualpath.transport.rails import MAX_RAILS
 from dualpath.transport.server import StreamServer
 from dualpath.wire.frames import Limits
 from dualpath.wire.messages import Lane
+
+_WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - only with a key, see `TcpServer`
+
+
+def endpoint(host: str, port: int) -> str:
+    """Return `host:port`, with brackets around an IPv6 address."""
+    return str(Tcp(host, port))
 
 
 def is_loopback(host: str) -> bool:
@@ -30,7 +39,11 @@ def is_loopback(host: str) -> bool:
 
 
 class TcpPeer(StreamPeer):
-    """A node at `host:port`, connected at first use. `connections` sets how many connections a lane's reads use."""
+    """A node at `host:port`, connected at first use. `connections` sets how many connections a lane's reads use.
+
+    Where the node listens at several NICs, all rails that lead there are used, at most `max_rails`; `nics` names those
+    of this host that may be.
+    """
 
     def __init__(
         self,
@@ -41,14 +54,26 @@ class TcpPeer(StreamPeer):
         tenant: str = "default",
         connect_timeout_s: float = 2.0,
         connections: Mapping[Lane, int] | None = None,
+        nics: Sequence[str] = (),
+        max_rails: int = MAX_RAILS,
     ) -> None:
         super().__init__(
-            Tcp(host, port), key=key, tenant=tenant, connect_timeout_s=connect_timeout_s, connections=connections
+            Tcp(host, port),
+            key=key,
+            tenant=tenant,
+            connect_timeout_s=connect_timeout_s,
+            connections=connections,
+            nics=nics,
+            max_rails=max_rails,
         )
 
 
 class TcpServer(StreamServer):
-    """Serves `service` at `host:port`; port 0 picks a free one. Raises `UsageError` beyond loopback without a key."""
+    """Serves `service` at `host:port`; port 0 picks a free one. Raises `UsageError` beyond loopback without a key.
+
+    `rails` are further addresses of this host to listen at, one for each NIC; port 0 takes the first one's. A wildcard
+    `host` (`0.0.0.0`, `::`) listens at every address, and tells clients of those.
+    """
 
     def __init__(
         self,
@@ -61,12 +86,14 @@ class TcpServer(StreamServer):
         limits: Limits | None = None,
         max_connections: int = 256,
         stall_timeout_s: float = 30.0,
+        rails: Sequence[tuple[str, int]] = (),
     ) -> None:
-        if key is None and not is_loopback(host):
-            raise UsageError(
-                f"refusing to listen on {host} without a shared key",
-                hint="set a key on the node and its clients, or listen on 127.0.0.1",
-            )
+        for open_to in (host, *(other for other, _ in rails)):
+            if key is None and not is_loopback(open_to):
+                raise UsageError(
+                    f"refusing to listen on {open_to} without a shared key",
+                    hint="set a key on the node and its clients, or listen on 127.0.0.1",
+                )
         super().__init__(
             service,
             node_id=node_id,
@@ -77,6 +104,13 @@ class TcpServer(StreamServer):
         )
         self._host = host
         self._port = port
+        self._others = list(rails)
+        self._rails: tuple[str, ...] = ()
+
+    @property
+    def rails(self) -> tuple[str, ...]:
+        """Every address that clients may use, once started; empty where there is one only."""
+        return self._rails
 
     @property
     def address(self) -> tuple[str, int]:
@@ -88,13 +122,35 @@ class TcpServer(StreamServer):
         """The port, once started."""
         return self._port
 
-    def _listen(self) -> socket.socket:
-        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-        try:
-            listener = socket.create_server((self._host, self._port), family=family, backlog=128)
-        except OSError as error:
-            raise UsageError(
-                f"cannot listen on {self._host}:{self._port}: {error}", hint="choose another port, or 0 for any"
-            ) from error
-        self._port = listener.getsockname()[1]
-        return listener
+    def _listen(self) -> list[socket.socket]:
+        with contextlib.ExitStack() as undo:
+            first = undo.enter_context(_listener(self._host, self._port))
+            self._port = first.getsockname()[1]
+            self._others = [(host, port or self._port) for host, port in self._others]
+            listeners = [first, *(undo.enter_context(_listener(host, port)) for host, port in self._others)]
+            undo.pop_all()
+        self._rails = self._reachable_at()
+        return listeners
+
+    def _reachable_at(self) -> tuple[str, ...]:
+        first = [(self._host, self._port)]
+        if self._host in _WILDCARDS:
+            from dualpath.host.addresses import local_addresses
+
+            first = [
+                (one.host, self._port)
+                for one in local_addresses()
+                if (":" in one.host) == (":" in self._host) and not one.interface.is_loopback
+            ]
+        every = [endpoint(host, port) for host, port in (*first, *self._others)]
+        return tuple(every) if len(every) > 1 else ()
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=128)
+    except OSError as error:
+        raise UsageError(
+            f"cannot listen on {endpoint(host, port)}: {error}", hint="choose another port, or 0 for any"
+        ) from error

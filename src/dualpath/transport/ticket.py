@@ -86,6 +86,11 @@ class ReadTicket:
         """This many requests hold destinations."""
         self._parts = parts
 
+    def hold_another(self) -> None:
+        """A request was cut in two."""
+        with self._lock:
+            self._parts += 1
+
     def settle(self, index: int, outcome: Outcome) -> None:
         """Give an item its outcome, unless it has one; the first to come wins."""
         self._settle(index, (outcome,), None, 0)

@@ -81,10 +81,15 @@ class Proof(Message, frozen=True):
 
 
 class Welcome(Message, frozen=True):
-    """Node to client: the connection may be used. `instance` is random per process start."""
+    """Node to client: the connection may be used. `instance` is random per process start.
+
+    `rails` are all the addresses (`host:port`) at which the node takes connections, one for each of its NICs; empty
+    where there is one only.
+    """
 
     node: str
     instance: bytes
+    rails: tuple[str, ...] = ()
 
 
 # --- requests and replies ----------------------------------------------------------------------------------------

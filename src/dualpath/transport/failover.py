@@ -1,0 +1,36 @@
+"""A call that is made again over another rail when its connection is cut off.
+
+Every request of the pool protocol may be sent again (see `pool.node`); what belonged to the connection (views, prepared
+blocks) the node has forgotten then, and says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dualpath.errors import UnreachableError
+from dualpath.transport.calls import PendingCall
+from dualpath.wire.messages import Message
+
+
+class FailoverCall:
+    """A call under way (the `Pending` of the contract), with `others` more rails to try."""
+
+    def __init__(
+        self, call: PendingCall, others: int, again: Callable[[], PendingCall], closed: Callable[[], bool]
+    ) -> None:
+        self._call = call
+        self._others = others
+        self._again = again
+        self._closed = closed
+
+    def result(self, timeout_s: float | None = None) -> tuple[Message, memoryview]:
+        """Return the reply and its payload. Raises `PeerError`, at the latest at the call's own deadline."""
+        while True:
+            try:
+                return self._call.result(timeout_s)
+            except UnreachableError:
+                if self._others == 0 or self._closed():
+                    raise
+                self._others -= 1
+                self._call = self._again()

@@ -1,0 +1,222 @@
+"""Several rails to one node: which there are, that they share the work, and that the loss of one costs nothing."""
+
+import ipaddress
+import time
+from collections import deque
+from contextlib import ExitStack, closing
+
+import pytest
+
+from dualpath.errors import UnreachableError
+from dualpath.host.addresses import LocalAddress, local_addresses, reaching
+from dualpath.testing.transport import FaultyLink, MemoryService
+from dualpath.testing.transport_case import buffers, eventually, refs
+from dualpath.transport.credit import FIRST_FRAME_BYTES, FRAME_S, Credit
+from dualpath.transport.dial import Tcp
+from dualpath.transport.rails import MAX_RAILS, rails_to
+from dualpath.transport.requests import REQUEST_BYTES, Batch, split
+from dualpath.transport.tcp import TcpPeer, TcpServer
+from dualpath.transport.ticket import ReadTicket
+from dualpath.wire.messages import Done, Outcome, Ping
+
+SLOT = 4096
+
+
+def local(nic, text):
+    return LocalAddress(nic, ipaddress.ip_interface(text))
+
+
+def names(rails):
+    return [(rail.nic, rail.address.source, rail.address.host) for rail in rails]
+
+
+HERE = [local("eth2", "10.0.0.1/24"), local("eth3", "10.0.1.1/24"), local("lo", "127.0.0.1/8")]
+
+
+def test_one_network_for_each_pair_of_nics():
+    rails = rails_to(Tcp("10.0.0.2", 7700), ["10.0.1.2:7700", "10.0.0.2:7700"], HERE)
+    assert names(rails) == [("eth2", "10.0.0.1", "10.0.0.2"), ("eth3", "10.0.1.1", "10.0.1.2")]
+    assert str(rails[1]) == "eth3 → 10.0.1.2:7700"
+
+
+def test_two_nics_here_and_one_there_take_turns():
+    here = [local("eth2", "10.0.0.1/24"), local("eth3", "10.0.0.3/24")]
+    rails = rails_to(Tcp("10.0.0.2", 1), ["10.0.0.2:1"], here)
+    assert names(rails) == [("eth2", "10.0.0.1", "10.0.0.2"), ("eth3", "10.0.0.3", "10.0.0.2")]
+
+
+def test_two_nics_at_either_end_of_one_network_make_two_rails():
+    here = [local("eth2", "10.0.0.1/24"), local("eth3", "10.0.0.3/24")]
+    rails = rails_to(Tcp("10.0.0.2", 1), ["10.0.0.2:1", "10.0.0.4:1"], here)
+    assert names(rails) == [("eth2", "10.0.0.1", "10.0.0.2"), ("eth3", "10.0.0.3", "10.0.0.4")]
+
+
+def test_another_network_is_left_to_the_kernel():
+    rails = rails_to(Tcp("10.9.0.2", 1), ["10.9.0.2:1", "10.9.1.2:1"], HERE)
+    assert names(rails) == [("", "", "10.9.0.2"), ("", "", "10.9.1.2")]
+
+
+def test_nics_restrict_and_the_dialled_address_is_the_last_resort():
+    advertised = ["10.0.0.2:1", "10.0.1.2:1"]
+    assert names(rails_to(Tcp("10.0.0.2", 1), advertised, HERE, nics=["eth3"])) == [("eth3", "10.0.1.1", "10.0.1.2")]
+    assert names(rails_to(Tcp("10.0.0.2", 1), advertised, HERE, nics=["eth9"])) == [("", "", "10.0.0.2")]
+
+
+def test_a_name_that_was_dialled_is_kept_and_nonsense_is_skipped():
+    rails = rails_to(Tcp("node-a", 1), ["10.0.1.2:1", "nonsense", ":", "x:99999"], HERE)
+    assert names(rails) == [("", "", "node-a"), ("eth3", "10.0.1.1", "10.0.1.2")]
+    assert len(rails_to(Tcp("n", 1), [f"10.0.1.{n}:1" for n in range(200)], HERE)) == MAX_RAILS
+
+
+def test_addresses_of_this_host():
+    assert "127.0.0.1" in [one.host for one in local_addresses()]
+    assert reaching("127.0.0.7", HERE) == [HERE[2]]
+    assert reaching("node-a", HERE) == []
+
+
+def test_frames_follow_the_rate():
+    credit = Credit()
+    assert credit.frame_bytes == FIRST_FRAME_BYTES
+    for _ in range(50):
+        credit.answered(1 << 20, (1 << 20) / 125e6)
+    assert credit.frame_bytes == pytest.approx(125e6 * FRAME_S, rel=0.01)
+    credit.answered(0, 1.0)  # a reply without bytes says nothing about the rate
+    assert credit.frame_bytes == pytest.approx(125e6 * FRAME_S, rel=0.01)
+    for _ in range(50):
+        credit.answered(1 << 20, 0.0)
+    assert credit.frame_bytes == REQUEST_BYTES
+
+
+def test_a_large_request_is_cut_and_drains_once():
+    ticket = ReadTicket(8, time.monotonic() + 10, None)
+    requests = split(ticket, refs(8), buffers(8, 8), 8)
+    ticket.hold(len(requests))
+    queue, sizes = deque(requests), []
+    while queue:
+        batch = Batch.pop(queue, 3 * 8)
+        sizes.append(len(batch.refs))
+        assert not ticket.drained
+        batch.finish([Outcome.OK] * len(batch.refs), None)
+    assert sizes == [3, 3, 2]
+    assert ticket.drained
+    assert list(ticket.outcomes) == [Outcome.OK] * 8
+
+
+# --- over sockets --------------------------------------------------------------------------------------------------
+
+
+class Behind(TcpServer):
+    """A server that tells clients of links in front of it."""
+
+    links: tuple[str, ...] = ()
+
+    @property
+    def rails(self):
+        return self.links
+
+
+@pytest.fixture
+def service():
+    service = MemoryService(256, SLOT)
+    for slot in range(256):
+        service.slot(slot)[:] = bytes([slot]) * SLOT
+    yield service
+    service.gate.set()
+    service.close()
+
+
+@pytest.fixture
+def railed(service):
+    """A node, two links to it, and a peer that knows of both."""
+    with ExitStack() as opened:
+        server = opened.enter_context(Behind(service, node_id="n"))
+        links = [opened.enter_context(FaultyLink(server.address)) for _ in range(2)]
+        server.links = tuple(f"127.0.0.1:{link.address[1]}" for link in links)
+        peer = opened.enter_context(closing(TcpPeer(*links[0].address)))
+        assert peer.call(Ping())[0] == Done()
+        yield peer, links
+
+
+def read_all(peer, service, count=256):
+    into, wanted = buffers(count, SLOT), refs(count)
+    tickets = [
+        peer.read(wanted[n : n + 16], into[n : n + 16], slot_bytes=SLOT, timeout_s=20.0) for n in range(0, count, 16)
+    ]
+    outcomes = [outcome for ticket in tickets for outcome in ticket.wait(25.0)]
+    assert all(ticket.wait_drained(5.0) for ticket in tickets)
+    good = all(bytes(place) == service.slot(n) for n, place in enumerate(into))
+    return outcomes, good
+
+
+def test_a_server_with_several_addresses_tells_them(service):
+    with (
+        TcpServer(service, node_id="n", rails=[("127.0.0.2", 0)]) as server,
+        closing(TcpPeer(*server.address)) as peer,
+    ):
+        assert server.rails == (f"127.0.0.1:{server.port}", f"127.0.0.2:{server.port}")
+        assert peer.rails == ()
+        peer.call(Ping())
+        assert [rail.name for rail in peer.rails] == [f"lo → {address}" for address in server.rails]
+        assert read_all(peer, service) == ([Outcome.OK] * 256, True)
+        assert sum(rail.bytes_received for rail in peer.rails) == 256 * SLOT
+
+
+def test_one_rail_may_be_asked_for(service):
+    with (
+        TcpServer(service, node_id="n", rails=[("127.0.0.2", 0)]) as server,
+        closing(TcpPeer(*server.address, max_rails=1)) as peer,
+    ):
+        peer.call(Ping())
+        assert peer.rails == ()
+        assert read_all(peer, service, 32) == ([Outcome.OK] * 32, True)
+
+
+def test_both_rails_carry_reads(railed, service):
+    peer, _ = railed
+    assert read_all(peer, service) == ([Outcome.OK] * 256, True)
+    assert all(rail.connected for rail in peer.rails)
+
+
+def test_a_stalled_rail_hands_its_reads_over_and_rejoins(railed, service):
+    peer, links = railed
+    read_all(peer, service)
+    links[1].stall()
+    outcomes, good = read_all(peer, service)
+    assert (outcomes, good) == ([Outcome.OK] * 256, True)
+    links[1].flow()
+    before = peer.rails[1].bytes_received
+
+    def carried():  # it connects anew when there is work
+        read_all(peer, service)
+        return peer.rails[1].bytes_received > before
+
+    assert eventually(carried)
+
+
+def test_a_rail_that_breaks_hands_its_reads_over(railed, service):
+    peer, links = railed
+    read_all(peer, service)
+    links[1].cut_after = 0
+    links[1].reset()
+    assert read_all(peer, service) == ([Outcome.OK] * 256, True)
+
+
+def test_a_call_that_is_cut_off_is_made_again_over_the_other_rail(railed, service):
+    peer, links = railed
+    service.gate.clear()
+    call = peer.start(Ping())
+    links[0].close()
+    service.gate.set()
+    assert call.result()[0] == Done()
+    assert peer.call(Ping())[0] == Done()
+
+
+def test_a_node_that_is_gone_is_gone_over_every_rail(railed, service):
+    peer, links = railed
+    read_all(peer, service)
+    for link in links:
+        link.close()
+    with pytest.raises(UnreachableError):
+        peer.call(Ping())
+    outcomes, _ = read_all(peer, service, 32)
+    assert set(outcomes) == {Outcome.LOST}
