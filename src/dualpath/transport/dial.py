@@ -78,13 +78,18 @@ class Unix:
         return sock
 
 
+def is_same_host(sock: socket.socket) -> bool:
+    """Whether both ends of a connection are on this host."""
+    return sock.family == socket.AF_UNIX or sock.getsockname()[0] == sock.getpeername()[0]
+
+
 def tune(sock: socket.socket, lane: Lane | None = None) -> None:
     """Set what every TCP connection wants, and the lane's priority once it is known."""
     if sock.family == socket.AF_UNIX:
         return
     tcp = socket.IPPROTO_TCP
     sock.setsockopt(tcp, socket.TCP_NODELAY, 1)
-    if lane is Lane.PREFETCH and sock.getsockname()[0] == sock.getpeername()[0]:
+    if lane is Lane.PREFETCH and is_same_host(sock):
         for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
             sock.setsockopt(socket.SOL_SOCKET, option, SAME_HOST_BUFFER_BYTES)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -7,13 +7,15 @@ with one system call, the slots of a frame with one more, and the next request g
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
 import time
 from typing import TYPE_CHECKING
 
 from dualpath.errors import PeerError, ProtocolError, UnreachableError
 from dualpath.transport.credit import Credit
-from dualpath.transport.dial import READER_USER_TIMEOUT_MS
+from dualpath.transport.dial import READER_USER_TIMEOUT_MS, is_same_host
 from dualpath.transport.requests import Batch
 from dualpath.transport.tcpinfo import tcp_info
 from dualpath.wire.failures import error_of
@@ -41,6 +43,7 @@ class Receiver:
         self._node = str(dialer.address)
         self._credit = Credit()
         self.dialing = False
+        self._near = True
         self.heard_at = 0.0
         """When something was last heard of a request in flight, or it was sent while nothing else was in flight."""
         self.bytes_received = 0
@@ -152,6 +155,8 @@ class Receiver:
     def _attach(self, stream: Stream) -> None:
         with self._lane.lock:
             self._stream, self._abandoned, self.dialing = stream, False, False
+            self._near = is_same_host(stream.sock)
+            self._credit.connected()
             if self._lane.closed:
                 stream.shutdown()
 
@@ -200,6 +205,17 @@ class Receiver:
         if taken is not None:
             self.send(*taken)
         batch.finish(outcomes, error)
+        self._offer_window(stream)
+
+    def _offer_window(self, stream: Stream) -> None:
+        """Bound what is on the way to here by what the path takes without queueing."""
+        if self._near:
+            return
+        info = tcp_info(stream.sock)
+        window = None if info is None else self._credit.round_trip(info.rtt_s, info.min_rtt_s)
+        if window is not None:
+            with contextlib.suppress(OSError):  # a hint; the connection may have been shut down
+                stream.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_WINDOW_CLAMP, window)
 
     @staticmethod
     def _receive_slots(

@@ -2,9 +2,9 @@
 
 Theory of operation. Blocking sockets: an idle connection costs a sleeping thread and nothing else. The payload of a
 request is received straight into the buffers that `Service.sink` names; a reply's payload is gathered straight from the
-service's buffers. Whatever a connection does wrong closes that connection only, after a `Failure` where the stream is
-still fit for one. A peer that stops in the middle of a frame, or does not take its replies, is dropped after
-`stall_timeout_s`. `close()` ends and joins every thread.
+service's buffers, and lanes send in their order (`turns`). Whatever a connection does wrong closes that connection only,
+after a `Failure` where the stream is still fit for one. A peer that stops in the middle of a frame, or does not take its
+replies, is dropped after `stall_timeout_s`. `close()` ends and joins every thread.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from dualpath.errors import DualPathError, PeerError, ProtocolError, UsageError
 from dualpath.transport.base import Reply, Service, Session
 from dualpath.transport.dial import tune
 from dualpath.transport.stream import Stream, size_of
+from dualpath.transport.turns import Turns
 from dualpath.wire.auth import NodeHandshake, check_key
 from dualpath.wire.failures import failure_of
 from dualpath.wire.frames import HANDSHAKE_LIMITS, Head, Limits
-from dualpath.wire.messages import Failure, FailureCode, Message, Welcome
+from dualpath.wire.messages import Failure, FailureCode, Lane, Message, Welcome
 
 _log = logging.getLogger(__name__)
 _Server = TypeVar("_Server", bound="StreamServer")  # `typing.Self` needs Python 3.11
@@ -58,6 +59,7 @@ class StreamServer:
         self._lock = threading.Lock()
         self._open: dict[Stream, threading.Thread] = {}
         self._closing = False
+        self._turns = Turns()
 
     @property
     def rails(self) -> tuple[str, ...]:
@@ -187,9 +189,13 @@ class StreamServer:
 
     def _answer(self, stream: Stream, session: Session, head: Head) -> None:
         reply = self._handle(stream, session, head)
+        lane = session.lane
+        turn = None if lane is Lane.REALTIME else lambda: self._turns.wait(lane)
+        self._turns.enter(lane)
         try:
-            stream.send_frame(head.request_id, reply.message, reply.payload, descriptors=reply.descriptors)
+            stream.send_frame(head.request_id, reply.message, reply.payload, descriptors=reply.descriptors, turn=turn)
         finally:
+            self._turns.leave(lane)
             if reply.release is not None:
                 reply.release()
 

@@ -29,6 +29,7 @@ from dualpath.wire.messages import Message
 
 READ_AHEAD = 16 << 10
 IOV_MAX = 512  # the kernel takes 1024
+PIECE_BYTES = 256 << 10
 MAX_DESCRIPTORS = 4
 _LARGE = 256 << 10  # from here on, waking up for every few segments costs more than setting a timeout
 _WAITALL, _DONTWAIT = int(socket.MSG_WAITALL), int(socket.MSG_DONTWAIT)
@@ -57,6 +58,15 @@ def _advance(views: list[memoryview], start: int, count: int) -> int:
     if count:
         views[start] = views[start][count:]
     return start
+
+
+def _piece(views: list[memoryview], start: int) -> int:
+    """Return where to end so that `views[start:end]` has about `PIECE_BYTES`; the last one may be larger."""
+    end, size = start, 0
+    while end < len(views) and end - start < IOV_MAX and size < PIECE_BYTES:
+        size += len(views[end])
+        end += 1
+    return end
 
 
 class Stream:
@@ -89,11 +99,13 @@ class Stream:
         deadline: float | None = None,
         while_full: Callable[[], bool] | None = None,
         descriptors: Sequence[int] = (),
+        turn: Callable[[], None] | None = None,
     ) -> None:
         """Send a whole frame. With a `deadline` (monotonic) raise `TimeoutError` when it passes.
 
         `while_full` is called instead of waiting when the socket is full and there is something to read; it returns
-        whether it read anything. Raises `OSError` when the connection is gone. After an error a part may be sent.
+        whether it read anything. With `turn` the frame goes out in pieces of about `PIECE_BYTES`, and `turn` is called
+        before each. Raises `OSError` when the connection is gone. After an error a part may be sent.
         """
         views = _byte_views(payload)
         left = sum(map(len, views))
@@ -112,8 +124,12 @@ class Stream:
             ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
         start, flags = 0, _DONTWAIT if deadline is not None else 0
         while left:
+            end = start + IOV_MAX
+            if turn is not None:
+                turn()
+                end = _piece(views, start)
             try:
-                count = self.sock.sendmsg(views[start : start + IOV_MAX], ancillary, flags)
+                count = self.sock.sendmsg(views[start:end], ancillary, flags)
             except BlockingIOError:
                 if deadline is None:
                     raise TimeoutError("the peer takes no data") from None
