@@ -15,7 +15,7 @@ pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch", reason="needs the torch extra")
 
 PROMPT, NEW = 400, 16
-SCHEMES = ("local", "baseline", "fetch", "sharded", "reduce", "mapped")
+SCHEMES = ("local", "baseline", "single", "fetch", "sharded", "reduce", "mapped")
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
 torch = pytest.importorskip("torch", reason="needs the torch extra")
 
 PROMPTS, CONTEXT, NEW, BLOCK = 8, 320, 64, 64
-REMOTE = ("baseline", "fetch", "sharded", "reduce", "mapped")
+REMOTE = ("baseline", "single", "fetch", "sharded", "reduce", "mapped")
 
 
 @dataclass

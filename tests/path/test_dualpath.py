@@ -83,7 +83,13 @@ def test_every_scheme_agrees_with_float64(nodes: LocalNodes, scheme: Scheme, lay
 
 def test_local_fetch_and_sharded_are_bitwise_equal(nodes: LocalNodes) -> None:
     outs = []
-    for scheme, window in ((Scheme.LOCAL, 6), (Scheme.FETCH, 6), (Scheme.SHARDED, 3), (Scheme.BASELINE, 4)):
+    for scheme, window in (
+        (Scheme.LOCAL, 6),
+        (Scheme.FETCH, 6),
+        (Scheme.SHARDED, 3),
+        (Scheme.BASELINE, 4),
+        (Scheme.SINGLE, 2),
+    ):
         with Opened(nodes, HYBRID, scheme, hot=1, window=window) as world:
             a = world.open()
             for count in (8, 16, 5, 1, 1, 1, 9, 1):
@@ -179,7 +185,9 @@ def test_a_full_pool_refuses_and_changes_nothing() -> None:
         world.step([(a, 1)])
 
 
-@pytest.mark.parametrize("scheme", [Scheme.BASELINE, Scheme.SHARDED, Scheme.REDUCE], ids=lambda s: s.value)
+@pytest.mark.parametrize(
+    "scheme", [Scheme.BASELINE, Scheme.SINGLE, Scheme.SHARDED, Scheme.REDUCE], ids=lambda s: s.value
+)
 def test_a_killed_node_is_one_clear_error_and_the_rest_stays_sound(scheme: Scheme) -> None:
     with LocalNodes(2, capacity=16 << 20, threads=1) as two, Opened(two, HYBRID, scheme, hot=1) as world:
         a = world.open()
@@ -189,7 +197,7 @@ def test_a_killed_node_is_one_clear_error_and_the_rest_stays_sound(scheme: Schem
             steps(world, a, 3)  # what was prefetched is still good
         assert caught.value.node == two.nodes[0].name
         assert caught.value.block
-        if scheme is not Scheme.BASELINE:
+        if scheme not in (Scheme.BASELINE, Scheme.SINGLE):
             assert world.path.pool is not None
             assert world.path.pool.nodes[1].stats()["blocks_sealed"] > 0
         assert world.path.length(a) >= 60

@@ -13,7 +13,9 @@ from dualpath.units import format_bytes
 HF = "hf"
 LOCAL = "local"
 MAPPED = "mapped"
-SCHEMES = (HF, LOCAL, "baseline", "fetch", "sharded", "reduce", MAPPED)
+SCHEMES = (HF, LOCAL, "baseline", "single", "fetch", "sharded", "reduce", MAPPED)
+ON_REQUEST = ("single",)
+"""Schemes that are run only when they are asked for."""
 FILLS = ("prompt", "random")
 
 
@@ -24,7 +26,7 @@ class ExperimentConfig:
     | field | meaning |
     |---|---|
     | `model`, `dtype` | see `engine.load.load_model` |
-    | `schemes` | rows, run in the order of `SCHEMES`; empty: all that apply |
+    | `schemes` | rows, run in the order of `SCHEMES`; empty: all that apply, but `ON_REQUEST` |
     | `prompt_file`, `offset` | the document, and its first token; `None`: a text that comes with Python |
     | `context` | tokens of the prompt, or of random KV |
     | `new_tokens` | tokens to decode |
@@ -74,7 +76,7 @@ class ExperimentConfig:
 
     def rows(self) -> tuple[str, ...]:
         """Return the schemes to show, in order. Raises `UsageError` for what cannot be run."""
-        chosen = self.schemes or tuple(s for s in SCHEMES if self._applies(s))
+        chosen = self.schemes or tuple(s for s in SCHEMES if s not in ON_REQUEST and self._applies(s))
         unknown = [scheme for scheme in chosen if scheme not in SCHEMES]
         if unknown:
             raise UsageError(f"unknown scheme {unknown[0]!r}", hint=f"one or more of {','.join(SCHEMES)}")

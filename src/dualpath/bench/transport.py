@@ -8,8 +8,8 @@ destinations that are reused. The limit is measured in the same rounds, right be
     tcp      a plain stream: as many sockets as the lane has connections, the sender `sendall`s 1 MiB pieces out of such
              memory, a thread per socket receives them into the same destinations. No requests, no blocks, no choice,
              and the kernel's own buffer sizes.
-    call     the same, one socket. Blocks come as the payload of ordinary calls, one at a time, on the connection of
-             control messages: what the scheme `baseline` does, without its copies.
+    call     the same, one socket. Blocks come as the payload of ordinary calls, two under way with half of the blocks
+             each, on the connection of control messages: what the scheme `baseline` does, without its copies.
     mapped   memcpy of the same random blocks out of the same mapping, by as many threads as the peer has copiers.
 
 Each round gives one ratio; the row states their median and how far they spread. Absolute speeds vary from hour to hour;
@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 
 from dualpath.bench.stream_sender import REGION, SOCKETS, STREAM_BYTE, STREAM_PIECE
 from dualpath.errors import HostError, UsageError
-from dualpath.transport.base import Peer, Ticket
+from dualpath.transport.base import Peer, Pending, Ticket
 from dualpath.transport.mapped import MappedPeer
 from dualpath.transport.tcp import TcpPeer
 from dualpath.wire.messages import Ping, Read, SlotRef, Stats, StatsReply
@@ -48,6 +48,7 @@ MIN_ROUND_BYTES = 512 << 20
 SIZES = (256 << 10, 1 << 20, 4 << 20)
 COPIERS = 1
 TRANSPORTS = ("tcp", "call", "mapped")
+CALLS = 2  # under way in row `call`
 OPERATIONS = 2  # reads that share the blocks in flight
 
 Progress = Callable[[str], None]
@@ -197,19 +198,23 @@ def _read_blocks(peer: Peer, memory: NDArray[np.uint8], size: int, in_flight: in
 
 
 def _call_for_blocks(peer: Peer, memory: NDArray[np.uint8], size: int, in_flight: int, total: int) -> tuple[float, int]:
-    """As `_read_blocks`, by calls of `in_flight` blocks, one after another."""
-    count, places = max(1, total // size // in_flight), len(memory) // size // in_flight
+    """As `_read_blocks`, by calls: two under way with half of the blocks each, as `path.call_reader` does."""
+    group = max(1, in_flight // CALLS)
+    count, places = max(1, total // size // group), len(memory) // size // group
     refs = [SlotRef(slot, 1) for slot in range(REGION // size)]
     noise = random.Random(total)  # noqa: S311 seeded on purpose
-    work = [noise.choices(refs, k=in_flight) for _ in range(count)]
-    share = in_flight * size
+    work = [noise.choices(refs, k=group) for _ in range(count)]
+    share = group * size
     memory.fill(255)
+    under_way: deque[Pending] = deque()
     started = time.perf_counter()
     for number, wanted in enumerate(work):
         into = memoryview(memory.data)[number % places * share :][:share]
-        reply, payload = peer.start(Read(size, wanted), timeout_s=60.0, into=into).result()
-        if payload.nbytes != share:
-            raise HostError(f"the node lost blocks during the measurement: {reply}")
+        under_way.append(peer.start(Read(size, wanted), timeout_s=60.0, into=into))
+        if len(under_way) == CALLS:
+            _answered(under_way.popleft(), share)
+    while under_way:
+        _answered(under_way.popleft(), share)
     seconds = time.perf_counter() - started
     for number in range(max(0, count - places), count):
         for n, ref in enumerate(work[number]):
@@ -217,6 +222,12 @@ def _call_for_blocks(peer: Peer, memory: NDArray[np.uint8], size: int, in_flight
             if (memory[start : start + size] != ref.slot % 251).any():
                 raise HostError(f"slot {ref.slot} did not arrive as it is", hint="this is a bug of the transport")
     return count * share / seconds, count * share
+
+
+def _answered(call: Pending, wanted: int) -> None:
+    reply, payload = call.result()
+    if payload.nbytes != wanted:
+        raise HostError(f"the node lost blocks during the measurement: {reply}")
 
 
 def _finish(ticket: Ticket) -> None:

@@ -17,6 +17,8 @@ class Scheme(enum.StrEnum):
     """All KV local, no pool."""
     BASELINE = "baseline"
     """Read when needed, through two intermediate copies, on the connection that carries control messages too."""
+    SINGLE = "single"
+    """As `BASELINE` without the copies, straight into the slots that attention reads: no prefetch, no lane of its own."""
     FETCH = "fetch"
     """Layer blocks prefetched ahead of compute, straight into the slots that attention reads; nodes filled in turn."""
     SHARDED = "sharded"

@@ -17,13 +17,14 @@ from dualpath.directory import Directory, MemoryDirectory
 from dualpath.errors import CapacityError, UsageError
 from dualpath.kv.layout import LayerKind
 from dualpath.path.arena import Budget, LocalArena
+from dualpath.path.call_reader import BaselineReader, CallReader
 from dualpath.path.config import PathConfig, Scheme
 from dualpath.path.fill import fill_random, read_block
 from dualpath.path.growth import Fill, Growth, grow
 from dualpath.path.metrics import PathMetrics
 from dualpath.path.prefetch_reader import PrefetchReader
 from dualpath.path.publisher import Publisher
-from dualpath.path.reader import BaselineReader, MappedReader, NoReader, Reader
+from dualpath.path.reader import MappedReader, NoReader, Reader
 from dualpath.path.reduce import Reducer
 from dualpath.path.residency import HotRegion
 from dualpath.path.sequences import Block, Part, Sequence, SequenceId, next_id
@@ -396,6 +397,8 @@ class DualPath:
         deadline_s = self.config.deadline_s
         if self.config.scheme is Scheme.BASELINE:
             return BaselineReader(pool, self.arena, self.metrics, deadline_s)
+        if self.config.scheme is Scheme.SINGLE:
+            return CallReader(pool, self.arena, self.metrics, deadline_s)
         if self.config.scheme is Scheme.MAPPED:
             return MappedReader(pool, self.arena)
         return PrefetchReader(pool, self.arena, self.layout, self.metrics, deadline_s)

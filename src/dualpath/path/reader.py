@@ -6,14 +6,14 @@ the places where they can be read *now*; the places are valid until the next run
 | reader | bytes go | used by |
 |---|---|---|
 | `PrefetchReader` (in a file of its own) | socket → slot, ahead of compute | `fetch`, `sharded`, long prompts |
-| `BaselineReader` | socket → staging → staging → slot, when compute asks | `baseline` |
+| `BaselineReader` (`call_reader`) | socket → staging → staging → slot, when compute asks | `baseline` |
+| `CallReader` (`call_reader`) | socket → slot, when compute asks | `single` |
 | `MappedReader` | nowhere: the kernel reads the node's arena | `mapped` |
 | `NoReader` | there is nothing far | `local` |
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -21,14 +21,12 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from dualpath.errors import BlockLostError, DeadlineError, PeerError
-from dualpath.path.arena import Budget
 from dualpath.transport.base import Outcome
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from dualpath.path.arena import LocalArena, SlotClass
-    from dualpath.path.metrics import PathMetrics
+    from dualpath.path.arena import LocalArena
     from dualpath.path.plan import Entry, GroupPlan, Places
     from dualpath.pool.client import Pool, PoolNode
     from dualpath.transport.base import Ticket
@@ -86,72 +84,6 @@ class NoReader:
 
     def end(self) -> None:
         """Nothing is held."""
-
-
-class BaselineReader:
-    """Reads when asked, through two intermediate copies, control and data on one connection (lane REALTIME).
-
-    socket ─▶ received ─▶ staged ─▶ slots        each arrow one copy; a batch of `BATCH` layer blocks at a time
-    """
-
-    BATCH = 16
-
-    def __init__(self, pool: Pool, arena: LocalArena, metrics: PathMetrics, deadline_s: float) -> None:
-        self._pool, self._arena, self._metrics, self._deadline_s = pool, arena, metrics, deadline_s
-        self._reserve = 0
-        self._received, self._staged = memoryview(b""), memoryview(b"")
-
-    def begin(self, plans: Sequence[GroupPlan], *, reserve: int, wrap: bool) -> None:
-        """Only note how much of the window is spoken for."""
-        self._reserve = reserve
-
-    def end(self) -> None:
-        """Nothing is held between runs."""
-
-    def runs(self, plan: GroupPlan, layer: int) -> Iterator[Run]:
-        """Read a batch, copy it twice, yield it, and so on. All three buffers count against the window."""
-        entries, slots = plan.far.distinct, plan.slots
-        size = slots.slot_bytes
-        room = (self._arena.room(Budget.WINDOW) - self._reserve) // size
-        batch = max(1, min(self.BATCH, room // 3))
-        staging = 2 * batch * size if room >= 3 else 0  # the smallest windows have room for what is read only
-        if len(self._staged) < batch * size:
-            self._received, self._staged = memoryview(bytearray(batch * size)), memoryview(bytearray(batch * size))
-        self._arena.charge(Budget.WINDOW, staging)
-        try:
-            for lo in range(0, len(entries), batch):
-                hi = min(lo + batch, len(entries))
-                taken = slots.allocate(Budget.WINDOW, hi - lo)
-                try:
-                    self._read(entries[lo:hi], layer, slots, taken)
-                    local = np.array([-1 if e.part.local is None else e.part.local[layer] for e in entries[lo:hi]])
-                    yield Run(lo, hi, slots.locate(np.where(local < 0, taken, local)))
-                finally:
-                    slots.free(Budget.WINDOW, taken)
-        finally:
-            self._arena.charge(Budget.WINDOW, -staging)
-
-    def _read(self, entries: list[Entry], layer: int, slots: SlotClass, into: NDArray[np.int64]) -> None:
-        by_node: dict[int, list[int]] = {}
-        for index, entry in enumerate(entries):
-            if entry.part.local is None:
-                by_node.setdefault(entry.part.node, []).append(index)
-        started, size = time.perf_counter(), slots.slot_bytes
-        for number, indices in by_node.items():
-            node = self._pool.nodes[number]
-            refs = [refs[layer] for i in indices if (refs := entries[i].part.refs) is not None]
-            try:
-                outcomes, data = node.read_by_call(refs, self._received, size, timeout_s=self._deadline_s)
-            except PeerError as error:
-                raise lost(entries[indices[0]], node, Outcome.LOST, error) from error
-            for i, outcome in zip(indices, outcomes, strict=True):
-                if outcome is not Outcome.OK:
-                    raise lost(entries[i], node, outcome, None)
-            self._staged[: len(data)] = data
-            for at, i in enumerate(indices):
-                slots.bytes_of(int(into[i]))[:] = self._staged[at * size : (at + 1) * size]
-            self._metrics.fetched_bytes += len(indices) * size
-        self._metrics.stall_s += time.perf_counter() - started
 
 
 def wait_drained(ticket: Ticket, node: str, timeout_s: float = 5.0) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from dualpath.errors import BlockLostError, PeerError, ProtocolError, UsageError
-from dualpath.transport.base import Buffer, Peer, Pending, Ticket, TransferCounters
+from dualpath.transport.base import Buffer, Destination, Peer, Pending, Ticket, TransferCounters
 from dualpath.wire.messages import (
     Abort,
     Attend,
@@ -87,6 +87,26 @@ class PendingAttend:
         """Wait for the answer. Raises `PeerError`, at the latest at the call's own deadline."""
         reply, payload = self.pending.result(timeout_s)
         return _partials(self.request, _expect(Partials, reply, self.node), payload, self.node)
+
+
+@dataclass(frozen=True)
+class PendingRead:
+    """A read by call under way."""
+
+    node: str
+    items: int
+    pending: Pending
+
+    def result(self) -> tuple[Sequence[Outcome], memoryview]:
+        """Wait for the answer: the outcomes, and the bytes of the `OK` ones one after another. Raises `PeerError`.
+
+        No bytes: they are where the request wanted them.
+        """
+        reply, payload = self.pending.result()
+        outcomes = _expect(Outcomes, reply, self.node).outcomes
+        if len(outcomes) != self.items:
+            raise ProtocolError(f"node {self.node} answered {len(outcomes)} of {self.items} slots", node=self.node)
+        return outcomes, payload
 
 
 class PoolNode:
@@ -171,17 +191,15 @@ class PoolNode:
             refs, destinations, slot_bytes=slot_bytes, lane=lane, timeout_s=timeout_s, on_item=on_item
         )
 
-    def read_by_call(
-        self, refs: Sequence[SlotRef], into: memoryview, slot_bytes: int, *, timeout_s: float
-    ) -> tuple[Sequence[Outcome], memoryview]:
+    def start_read_by_call(
+        self, refs: Sequence[SlotRef], into: Destination, slot_bytes: int, *, timeout_s: float
+    ) -> PendingRead:
         """Read slots as an ordinary request, on the connection that carries control messages too.
 
-        What a transport without a data path of its own does. Returns the outcomes, and the bytes of the `OK` ones one
-        after another, in `into`. Raises `PeerError`.
+        What a transport without a data path of its own does. See `transport.Peer.start` for `into`.
         """
         pending = self.peer.start(Read(slot_bytes, list(refs)), lane=Lane.REALTIME, timeout_s=timeout_s, into=into)
-        reply, payload = pending.result()
-        return _expect(Outcomes, reply, self.name).outcomes, payload
+        return PendingRead(self.name, len(refs), pending)
 
     def cancel(self, ticket: Ticket) -> None:
         """Stop a read. Its destinations are free once it has drained."""

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dualpath.errors import DeadlineError, UnreachableError
-from dualpath.transport.base import Peer, Pending, Ticket, TransferCounters
+from dualpath.transport.base import Destination, Peer, Pending, Ticket, TransferCounters
 from dualpath.transport.calls import PendingCall
 from dualpath.transport.ticket import ReadTicket
 from dualpath.wire.messages import Lane, Message, Outcome, SlotRef
@@ -75,7 +75,7 @@ class FaultyPeer:
         *,
         lane: Lane = Lane.REALTIME,
         timeout_s: float = 10.0,
-        into: memoryview | None = None,
+        into: Destination | None = None,
     ) -> Pending:
         """As `Peer.start`; late, or dead."""
         if self.faults.delay_s:

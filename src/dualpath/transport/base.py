@@ -24,6 +24,8 @@ from dualpath.wire.messages import Lane, Message, Outcome, SlotRef
 __all__ = ["Lane", "Outcome", "Peer", "Reply", "Service", "Session", "Ticket", "TransferCounters"]
 
 Buffer = Any  # anything that supports the buffer protocol, C-contiguous
+Destination = memoryview | Sequence[memoryview]
+"""Where the payload of a reply goes: one buffer, or several. Flat bytes, writable."""
 
 
 @dataclass(frozen=True)
@@ -104,12 +106,13 @@ class Peer(Protocol):
         *,
         lane: Lane = Lane.REALTIME,
         timeout_s: float = 10.0,
-        into: memoryview | None = None,
+        into: Destination | None = None,
     ) -> Pending:
         """Send a request now, collect the reply later (several nodes work at once).
 
         A reply's payload that fits `into` is received there, and `result` returns that part of it; after an error,
-        `into` may have been written in part.
+        `into` may have been written in part. Several buffers are filled one after another by a payload of exactly
+        their size, and `result` then returns no bytes; any other payload is received elsewhere.
         """
 
     def read(

@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from dualpath.errors import DeadlineError, PeerError, ProtocolError, UnreachableError
-from dualpath.transport.stream import Stream
+from dualpath.transport.base import Destination
+from dualpath.transport.stream import Stream, size_of
 from dualpath.wire.failures import error_of
 from dualpath.wire.frames import Head
 from dualpath.wire.messages import Failure, Message
@@ -30,7 +31,7 @@ class PendingCall:
     """A call under way (the `Pending` of the contract)."""
 
     def __init__(
-        self, connection: CallConnection | None, node: str, deadline: float, into: memoryview | None = None
+        self, connection: CallConnection | None, node: str, deadline: float, into: Destination | None = None
     ) -> None:
         self.into = into
         self._connection = connection
@@ -97,7 +98,7 @@ class CallConnection:
         return self.error is None and (bool(self._pending) or self.stream.alive())
 
     def start(
-        self, message: Message, payload: Sequence[Any], deadline: float, into: memoryview | None = None
+        self, message: Message, payload: Sequence[Any], deadline: float, into: Destination | None = None
     ) -> PendingCall:
         """Send a request. Errors are kept for `PendingCall.result`."""
         pending = PendingCall(self, self.node, deadline, into)
@@ -180,11 +181,15 @@ class CallConnection:
         """Receive a reply's payload: where its call wants it, if it fits there, else in a buffer of its own."""
         pending = self._pending.get(head.request_id)
         into = None if pending is None else pending.into
-        if into is None or head.payload_bytes > into.nbytes:
+        if isinstance(into, memoryview) and head.payload_bytes <= into.nbytes:
+            targets, rest = [into[: head.payload_bytes]], into[: head.payload_bytes]
+        elif into is not None and not isinstance(into, memoryview) and head.payload_bytes == size_of(into):
+            targets, rest = list(into), _EMPTY
+        else:
             return self.stream.recv_payload(head.payload_bytes, deadline)
-        self.stream.recv_into([into[: head.payload_bytes]], deadline)
+        self.stream.recv_into(targets, deadline)
         self.stream.payload_done()
-        return into[: head.payload_bytes]
+        return rest
 
     def _receive_meanwhile(self) -> bool:
         """While sending: take one reply, if there is one and nobody else receives."""

@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from dualpath.errors import DeadlineError, PeerError, UnreachableError, UsageError
-from dualpath.transport.base import Ticket, TransferCounters
+from dualpath.transport.base import Destination, Ticket, TransferCounters
 from dualpath.transport.calls import CallConnection, PendingCall
 from dualpath.transport.dial import CALLER_USER_TIMEOUT_MS, RAILED_USER_TIMEOUT_MS, Dialer, Tcp, Unix
 from dualpath.transport.failover import FailoverCall
@@ -154,7 +154,7 @@ class StreamPeer:
         *,
         lane: Lane = Lane.REALTIME,
         timeout_s: float = 10.0,
-        into: memoryview | None = None,
+        into: Destination | None = None,
     ) -> PendingCall | FailoverCall:
         """Send a request now, collect the reply later. Whatever goes wrong is raised by `result`, not here."""
         deadline = time.monotonic() + timeout_s
@@ -170,7 +170,7 @@ class StreamPeer:
         )
 
     def _start(
-        self, message: Message, payload: Sequence[Any], lane: Lane, deadline: float, into: memoryview | None
+        self, message: Message, payload: Sequence[Any], lane: Lane, deadline: float, into: Destination | None
     ) -> PendingCall:
         try:
             return self._caller(lane, deadline).start(message, payload, deadline, into)

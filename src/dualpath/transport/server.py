@@ -2,8 +2,8 @@
 
 Theory of operation. Blocking sockets: an idle connection costs a sleeping thread and nothing else. The payload of a
 request is received straight into the buffers that `Service.sink` names; a reply's payload is gathered straight from the
-service's buffers, and lanes send in their order (`turns`). Whatever a connection does wrong closes that connection only,
-after a `Failure` where the stream is still fit for one. A peer that stops in the middle of a frame, or does not take its
+service's buffers, and lanes send in their order (`turns`). Whatever a connection does wrong closes that one only, after
+a `Failure` where the stream is still fit for one. A peer that stops in the middle of a frame, or does not take its
 replies, is dropped after `stall_timeout_s`. `close()` ends and joins every thread.
 """
 
