@@ -1,0 +1,147 @@
+"""What a model asks of memory and network: its KV by token, its state by sequence, its weights and experts.
+
+A model comes from a hub-style `config.json` (`from_config`), from the catalogue by name or from a folder
+(`load_model`), or as a bare shape (`bare`). What a config does not say is derived only where the architecture's
+published modelling code leaves no doubt; any other architecture is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dualpath.errors import UnknownModelError, UsageError
+from dualpath.kv.configs import layer_groups
+from dualpath.kv.layout import DTYPE_BYTES, LayerGroup, LayerKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """A mixture of experts: `active` of `count` routed experts per token in each of `layers`, and `shared` always."""
+
+    count: int
+    active: int
+    layers: int
+    shared: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """A model as the planner sees it. Zero `parameters` mean that nobody said how many: a bare shape.
+
+    `groups` are the layers that keep KV by token. `state_bytes` is the recurrent state (Mamba, linear attention,
+    convolution) of one sequence over all layers, which does not grow with the context. `index_bytes_per_token` is
+    what a sparse-attention indexer keeps beside the KV over all layers, and `index_top_k` the tokens that a query
+    then reads (0: all). `weight_bytes` is the checkpoint as published. `source` is where the numbers come from.
+    """
+
+    name: str
+    source: str
+    layers: int
+    groups: tuple[LayerGroup, ...]
+    hidden_size: int
+    parameters: int
+    active_parameters: int
+    weight_bytes: int
+    kv_dtype: str
+    max_context: int
+    state_bytes: int = 0
+    index_bytes_per_token: int = 0
+    index_top_k: int = 0
+    experts: Experts | None = None
+
+
+def bare(
+    *,
+    layers: int,
+    kv_heads: int,
+    head_dim: int,
+    query_heads: int | None = None,
+    dtype: str = "bfloat16",
+    window: int = 0,
+    hidden_size: int | None = None,
+    parameters: int = 0,
+    max_context: int = 0,
+) -> ModelSpec:
+    """Return a model of which only the attention's shape is known: every layer alike, sliding if `window` is given.
+
+    `query_heads` is `kv_heads` unless given, `hidden_size` is `query_heads * head_dim`. `parameters` and
+    `max_context` stay 0, unknown, unless given; weights are taken to be in `dtype`. Raises `UsageError` for a shape
+    that cannot be.
+    """
+    heads = kv_heads if query_heads is None else query_heads
+    for name, value in (("layers", layers), ("kv heads", kv_heads), ("query heads", heads), ("head_dim", head_dim)):
+        if value < 1:
+            raise UsageError(f"a model with {value} {name}?", hint="give at least 1")
+    for name, value in (("window", window), ("parameters", parameters), ("context", max_context)):
+        if value < 0:
+            raise UsageError(f"a {name} of {value}?", hint="0 means none or unknown")
+    if heads % kv_heads:
+        raise UsageError(
+            f"{heads} query heads cannot share {kv_heads} kv heads evenly",
+            hint="query heads are a multiple of kv heads",
+        )
+    if dtype not in DTYPE_BYTES:
+        raise UsageError(f"unknown dtype {dtype!r}", hint=f"one of {', '.join(DTYPE_BYTES)}")
+    group = LayerGroup(
+        kind=LayerKind.SLIDING if window else LayerKind.FULL,
+        layers=tuple(range(layers)),
+        query_heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        value_dim=head_dim,
+        window=window,
+    )
+    return ModelSpec(
+        name=f"{layers} layers x {kv_heads} kv heads x {head_dim}",
+        source="given",
+        layers=layers,
+        groups=(group,),
+        hidden_size=heads * head_dim if hidden_size is None else hidden_size,
+        parameters=parameters,
+        active_parameters=parameters,
+        weight_bytes=parameters * DTYPE_BYTES[dtype],
+        kv_dtype=dtype,
+        max_context=max_context,
+    )
+
+
+def from_config(config: Mapping[str, Any], *, name: str, source: str) -> ModelSpec:
+    """Return the model that a hub-style `config.json` describes.
+
+    Raises `UnknownModelError` for an architecture whose cache is not known, `UsageError` for numbers that make no
+    sense.
+    """
+    groups = layer_groups(config)
+    layers, hidden = int(config["num_hidden_layers"]), int(config["hidden_size"])
+    group = groups[0]
+    attention = 2 * hidden * group.head_dim * (group.query_heads + group.kv_heads)
+    embeddings = int(config["vocab_size"]) * hidden * (1 if config.get("tie_word_embeddings") else 2)
+    parameters = layers * (attention + 3 * hidden * int(config["intermediate_size"])) + embeddings
+    return ModelSpec(
+        name=name,
+        source=source,
+        layers=layers,
+        groups=groups,
+        hidden_size=hidden,
+        parameters=parameters,
+        active_parameters=parameters,
+        weight_bytes=2 * parameters,
+        kv_dtype="bfloat16",
+        max_context=int(config.get("max_position_embeddings", 0)),
+    )
+
+
+def load_model(name_or_path: str) -> ModelSpec:
+    """Return a model by its name in the catalogue, or by the path of a `config.json` or of a folder that holds one.
+
+    Raises `UnknownModelError` for a name that is neither, with the names that come close in the hint.
+    """
+    path = Path(name_or_path)
+    path = path / "config.json" if path.is_dir() else path
+    if not path.is_file():
+        raise UnknownModelError(f"no model {name_or_path!r}", hint="give the path of a config.json")
+    return from_config(json.loads(path.read_text()), name=path.parent.name, source=str(path))
