@@ -14,8 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from dualpath.errors import UnknownModelError, UsageError
-from dualpath.kv.configs import layer_groups
+from dualpath.kv.configs import known_model_types, layer_groups
 from dualpath.kv.layout import DTYPE_BYTES, LayerGroup, LayerKind
+from dualpath.plan.fields import number, text_config
+from dualpath.plan.hybrid import hybrid_cache, hybrid_model_types
+from dualpath.plan.parameters import count_parameters, mixture, published_bytes, sparse_layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,27 +115,43 @@ def bare(
 def from_config(config: Mapping[str, Any], *, name: str, source: str) -> ModelSpec:
     """Return the model that a hub-style `config.json` describes.
 
-    Raises `UnknownModelError` for an architecture whose cache is not known, `UsageError` for numbers that make no
-    sense.
+    KV is taken to be kept in bfloat16, or float16 if the checkpoint is. Raises `UnknownModelError` for an
+    architecture whose cache is not known, `UsageError` for numbers that make no sense.
     """
-    groups = layer_groups(config)
-    layers, hidden = int(config["num_hidden_layers"]), int(config["hidden_size"])
-    group = groups[0]
-    attention = 2 * hidden * group.head_dim * (group.query_heads + group.kv_heads)
-    embeddings = int(config["vocab_size"]) * hidden * (1 if config.get("tie_word_embeddings") else 2)
-    parameters = layers * (attention + 3 * hidden * int(config["intermediate_size"])) + embeddings
+    text = text_config(config)
+    cache = hybrid_cache(text)
+    groups = _engine_groups(text) if cache is None else cache.groups
+    layers = sum(len(group.layers) for group in groups) if cache is None else len(cache.kinds)
+    parameters = count_parameters(text, layers=layers, groups=groups, cache=cache)
+    mix = mixture(text)
+    dtype = "float16" if "float16" in (text.get("dtype"), text.get("torch_dtype")) else "bfloat16"
     return ModelSpec(
         name=name,
         source=source,
         layers=layers,
         groups=groups,
-        hidden_size=hidden,
-        parameters=parameters,
-        active_parameters=parameters,
-        weight_bytes=2 * parameters,
-        kv_dtype="bfloat16",
-        max_context=int(config.get("max_position_embeddings", 0)),
+        hidden_size=number(text, "hidden_size"),
+        parameters=parameters.total,
+        active_parameters=parameters.active,
+        weight_bytes=published_bytes(text, parameters),
+        kv_dtype=dtype,
+        max_context=number(text, "max_position_embeddings", "model_max_length"),
+        state_bytes=0 if cache is None else cache.state_bytes(dtype),
+        index_bytes_per_token=0 if cache is None else cache.index_bytes_per_token,
+        index_top_k=0 if cache is None else cache.index_top_k,
+        experts=None
+        if mix is None
+        else Experts(count=mix.count, active=mix.active, shared=mix.shared, layers=sparse_layers(text, layers)),
     )
+
+
+def _engine_groups(config: Mapping[str, Any]) -> tuple[LayerGroup, ...]:
+    """Return the groups of an architecture that the engine runs; an unknown one is refused with all that are known."""
+    kind = config.get("model_type")
+    if kind not in known_model_types():
+        known = sorted({*known_model_types(), *hybrid_model_types()})
+        raise UnknownModelError(f"the cache of model type {kind!r} is not known", hint=f"known: {', '.join(known)}")
+    return layer_groups(config)
 
 
 def load_model(name_or_path: str) -> ModelSpec:
