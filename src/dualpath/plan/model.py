@@ -16,6 +16,7 @@ from typing import Any
 from dualpath.errors import UnknownModelError, UsageError
 from dualpath.kv.configs import known_model_types, layer_groups
 from dualpath.kv.layout import DTYPE_BYTES, LayerGroup, LayerKind
+from dualpath.plan.catalogue import entry
 from dualpath.plan.fields import number, text_config
 from dualpath.plan.hybrid import hybrid_cache, hybrid_model_types
 from dualpath.plan.parameters import count_parameters, mixture, published_bytes, sparse_layers
@@ -112,8 +113,10 @@ def bare(
     )
 
 
-def from_config(config: Mapping[str, Any], *, name: str, source: str) -> ModelSpec:
+def from_config(config: Mapping[str, Any], *, name: str, source: str, weight_bytes: int | None = None) -> ModelSpec:
     """Return the model that a hub-style `config.json` describes.
+
+    `weight_bytes` is the size of the checkpoint where it is known; otherwise it follows from dtype and quantisation.
 
     KV is taken to be kept in bfloat16, or float16 if the checkpoint is. Raises `UnknownModelError` for an
     architecture whose cache is not known, `UsageError` for numbers that make no sense.
@@ -133,7 +136,7 @@ def from_config(config: Mapping[str, Any], *, name: str, source: str) -> ModelSp
         hidden_size=number(text, "hidden_size"),
         parameters=parameters.total,
         active_parameters=parameters.active,
-        weight_bytes=published_bytes(text, parameters),
+        weight_bytes=published_bytes(text, parameters) if weight_bytes is None else weight_bytes,
         kv_dtype=dtype,
         max_context=number(text, "max_position_embeddings", "model_max_length"),
         state_bytes=0 if cache is None else cache.state_bytes(dtype),
@@ -157,10 +160,30 @@ def _engine_groups(config: Mapping[str, Any]) -> tuple[LayerGroup, ...]:
 def load_model(name_or_path: str) -> ModelSpec:
     """Return a model by its name in the catalogue, or by the path of a `config.json` or of a folder that holds one.
 
-    Raises `UnknownModelError` for a name that is neither, with the names that come close in the hint.
+    A folder's `model.safetensors.index.json`, if there, says how large its weights are. Raises `UnknownModelError`
+    for a name that is neither, with the names that come close in the hint.
     """
     path = Path(name_or_path)
     path = path / "config.json" if path.is_dir() else path
     if not path.is_file():
-        raise UnknownModelError(f"no model {name_or_path!r}", hint="give the path of a config.json")
-    return from_config(json.loads(path.read_text()), name=path.parent.name, source=str(path))
+        name, values = entry("models", name_or_path)
+        return from_config(values["config"], name=name, source=values["source"])
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise UsageError(f"{path} is not a config.json: {error}") from error
+    if not isinstance(config, dict):
+        raise UsageError(f"{path} is not a config.json: it holds no object", hint="give a model's config.json")
+    name = path.resolve().parent.name if path.name == "config.json" else path.stem
+    return from_config(config, name=name, source=str(path), weight_bytes=_index_bytes(path.parent))
+
+
+def _index_bytes(folder: Path) -> int | None:
+    """Return the bytes of a checkpoint by its index of shards, or None if there is none that says."""
+    try:
+        size = json.loads((folder / "model.safetensors.index.json").read_text(encoding="utf-8"))["metadata"][
+            "total_size"
+        ]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return size if isinstance(size, int) and size > 0 else None

@@ -165,12 +165,21 @@ def count_parameters(config: Config, *, layers: int, groups: tuple[LayerGroup, .
     experts = active = 0
     if (mix := mixture(config)) is not None:
         latent = count(config, "moe_latent_size")  # Nemotron 3: experts work on a narrower hidden state
-        body += sparse * (hidden * mix.count + matrices * hidden * mix.shared_width + 2 * hidden * latent)
+        body += sparse * (
+            hidden * (mix.count + _shared_gate(config, mix))
+            + matrices * hidden * mix.shared_width
+            + 2 * hidden * latent
+        )
         expert = matrices * (latent or hidden) * mix.width
         experts, active = sparse * mix.count * expert, sparse * mix.active * expert
     return Parameters(
         embeddings=vocabulary * hidden * (1 if tied else 2), layers=body, experts=experts, active_experts=active
     )
+
+
+def _shared_gate(config: Config, mix: Mixture) -> int:
+    """Return how many gates of one column a sparse layer has: Qwen weighs its shared expert by one."""
+    return 1 if mix.shared and str(config.get("model_type")).startswith("qwen") else 0
 
 
 def _dense_layers(config: Config, layers: int, sparse: int, cache: Cache | None) -> int:
