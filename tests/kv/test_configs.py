@@ -276,6 +276,31 @@ CASES: dict[str, tuple[dict[str, Any], int, dict[tuple[str, int], int]]] = {
         40 * 2 * 2 * 128 * 2,
         {("full", 0): 40},
     ),
+    "glm-4.5": (
+        {
+            "model_type": "glm4_moe",
+            "hidden_size": 5120,
+            "num_hidden_layers": 92,
+            "num_attention_heads": 96,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+        },
+        92 * 2 * 8 * 128 * 2,
+        {("full", 0): 92},
+    ),
+    "minimax-m2": (
+        {
+            "model_type": "minimax_m2",
+            "hidden_size": 3072,
+            "num_hidden_layers": 62,
+            "num_attention_heads": 48,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "sliding_window": None,
+        },
+        62 * 2 * 8 * 128 * 2,
+        {("full", 0): 62},
+    ),
     "starcoder2-3b": (
         {
             "model_type": "starcoder2",

@@ -15,7 +15,7 @@ from dualpath.plan.catalogue import entry
 # The fastest port in the catalogue is 800 Gbit/s. A rate in bytes above that is more likely one in bits, misspelt.
 _FASTEST_PORT_BITS_PER_S = 800e9
 _LIMIT_BITS_PER_S = 3.2e12  # above this even a rate in bits is a slip
-_RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?|)(b|bit|bits|B|)(/s|ps|)")
+_RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGTkmgt]i?|)(b|bit|bits|B|)(/s|ps|)")
 _SCALE = {"": 1, **{letter: 1000**power for power, letter in enumerate("KMGT", start=1)}}
 _SCALE |= {f"{letter}i": 1024**power for power, letter in enumerate("KMGT", start=1)}
 _PORTS = re.compile(r"(?:(\d+)\s*[xX]\s*)?(\S.*)")
@@ -131,7 +131,7 @@ def _rate(text: str) -> tuple[float, bool]:
     match = _RATE.fullmatch(text.strip())
     if match is None or not (match.group(2) or match.group(3)):
         raise UsageError(f"not a rate: {text!r}", hint="write it like 400G or 400Gbit/s (bits), or 50GB/s (bytes)")
-    value = float(match.group(1)) * _SCALE[match.group(2)]
+    value = float(match.group(1)) * _SCALE[match.group(2)[:1].upper() + match.group(2)[1:]]
     if value <= 0:
         raise UsageError(f"a rate of {text}?", hint="a link moves something")
     in_bytes = match.group(3) == "B"

@@ -39,6 +39,7 @@ class Cache:
     kinds: tuple[str, ...]
     groups: tuple[LayerGroup, ...]
     recurrence: Recurrence | None = None
+    index_layers: int = 0
     index_bytes_per_token: int = 0
     index_top_k: int = 0
 
@@ -141,7 +142,7 @@ _HYBRIDS: dict[str, _Hybrid] = {
     "qwen3_next": _Hybrid(_every_nth_full, recurrent.gated_delta, head_dim=256),
 }
 # Fields that would change the cache in ways that the table does not express.
-_REFUSED = ("index_topk_pattern", "indexer_types", "use_bidirectional_attention", "num_kv_shared_layers")
+_REFUSED = ("use_bidirectional_attention", "num_kv_shared_layers")
 
 
 def hybrid_model_types() -> tuple[str, ...]:
@@ -162,11 +163,13 @@ def hybrid_cache(config: Config) -> Cache | None:
         if config.get(field):
             raise UnknownModelError(f"model type {name!r} with {field} is not known", hint="plan from a bare shape")
     kinds = _layer_kinds(hybrid, config)
+    index_layers = _index_layers(config, len(kinds)) if hybrid.indexed else 0
     return Cache(
         kinds=tuple(kinds),
         groups=_groups(hybrid, config, kinds),
         recurrence=hybrid.recurrence(config) if hybrid.recurrence else None,
-        index_bytes_per_token=len(kinds) * _index_bytes(config) if hybrid.indexed else 0,
+        index_layers=index_layers,
+        index_bytes_per_token=index_layers * _index_bytes(config),
         index_top_k=number(config, "index_topk", default=2048) if hybrid.indexed else 0,
     )
 
@@ -180,9 +183,28 @@ def _layer_kinds(hybrid: _Hybrid, config: Config) -> list[str]:
     if kinds is None:
         kinds = hybrid.kinds(config, number(config, "num_hidden_layers"))
     layers = number(config, "num_hidden_layers", default=len(kinds))
+    if not {FULL, SLIDING, BOTH} & set(kinds):
+        raise UsageError(
+            "no layer of this model attends: it keeps no KV", hint="its state does not grow; no plan is needed"
+        )
     if len(kinds) != layers:
         raise UsageError(f"the config lists {len(kinds)} layers, but says that the model has {layers}")
     return kinds
+
+
+def _index_layers(config: Config, layers: int) -> int:
+    """Return how many layers have an indexer; the others use the selection of the last one that has.
+
+    Source: transformers `glm_moe_dsa`, GlmMoeDsaConfig; in DeepSeek V3.2 every layer has its own.
+    """
+    if config["model_type"] != "glm_moe_dsa":
+        return layers
+    types = config.get("indexer_types") or config.get("index_topk_pattern")
+    if types:
+        return sum(kind in ("full", "F") for kind in types)
+    frequency = number(config, "index_topk_freq", default=1)
+    offset = count(config, "index_skip_topk_offset", default=2)
+    return sum(max(layer - offset + 1, 0) % frequency == 0 for layer in range(layers))
 
 
 def _index_bytes(config: Config) -> int:
@@ -204,6 +226,8 @@ def _groups(hybrid: _Hybrid, config: Config, kinds: list[str]) -> tuple[LayerGro
     width = number(
         config, "head_dim", "attention_head_dim", default=hybrid.head_dim or number(config, "hidden_size") // heads
     )
+    if width < 1:
+        raise UsageError(f"{heads} query heads in a hidden size of {config['hidden_size']}?", hint="a head has a width")
     latent = number(config, "kv_lora_rank", default=512) if hybrid.latent else 0
     groups = []
     for wanted in dict.fromkeys(

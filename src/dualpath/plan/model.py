@@ -17,7 +17,7 @@ from dualpath.errors import UnknownModelError, UsageError
 from dualpath.kv.configs import known_model_types, layer_groups
 from dualpath.kv.layout import DTYPE_BYTES, LayerGroup, LayerKind
 from dualpath.plan.catalogue import entry
-from dualpath.plan.fields import number, text_config
+from dualpath.plan.fields import MOST_LAYERS, Config, number, text_config
 from dualpath.plan.hybrid import hybrid_cache, hybrid_model_types
 from dualpath.plan.parameters import count_parameters, mixture, published_bytes, sparse_layers
 
@@ -77,19 +77,12 @@ def bare(
     that cannot be.
     """
     heads = kv_heads if query_heads is None else query_heads
-    for name, value in (("layers", layers), ("kv heads", kv_heads), ("query heads", heads), ("head_dim", head_dim)):
-        if value < 1:
-            raise UsageError(f"a model with {value} {name}?", hint="give at least 1")
-    for name, value in (("window", window), ("parameters", parameters), ("context", max_context)):
-        if value < 0:
-            raise UsageError(f"a {name} of {value}?", hint="0 means none or unknown")
+    _positive({"layers": layers, "kv heads": kv_heads, "query heads": heads, "head_dim": head_dim})
     if heads % kv_heads:
         raise UsageError(
             f"{heads} query heads cannot share {kv_heads} kv heads evenly",
             hint="query heads are a multiple of kv heads",
         )
-    if dtype not in DTYPE_BYTES:
-        raise UsageError(f"unknown dtype {dtype!r}", hint=f"one of {', '.join(DTYPE_BYTES)}")
     group = LayerGroup(
         kind=LayerKind.SLIDING if window else LayerKind.FULL,
         layers=tuple(range(layers)),
@@ -99,18 +92,73 @@ def bare(
         value_dim=head_dim,
         window=window,
     )
+    name = f"{layers} layers x {kv_heads} kv heads x {head_dim}"
+    hidden = heads * head_dim if hidden_size is None else hidden_size
+    return _shape(group, name, dtype=dtype, hidden_size=hidden, parameters=parameters, max_context=max_context)
+
+
+def bare_latent(
+    *,
+    layers: int,
+    latent_dim: int,
+    rope_dim: int,
+    query_heads: int,
+    dtype: str = "bfloat16",
+    hidden_size: int = 0,
+    parameters: int = 0,
+    max_context: int = 0,
+) -> ModelSpec:
+    """Return a model of latent attention of which only the shape is known: `latent_dim + rope_dim` elements a token.
+
+    `hidden_size`, `parameters` and `max_context` are 0 where unknown. Raises `UsageError` for a shape that cannot be.
+    """
+    _positive({"layers": layers, "latent elements": latent_dim, "query heads": query_heads})
+    _not_negative({"rope part": rope_dim})
+    group = LayerGroup(
+        kind=LayerKind.LATENT,
+        layers=tuple(range(layers)),
+        query_heads=query_heads,
+        kv_heads=1,
+        head_dim=latent_dim + rope_dim,
+        value_dim=latent_dim,
+    )
+    name = f"{layers} layers x {latent_dim} + {rope_dim} latent"
+    return _shape(group, name, dtype=dtype, hidden_size=hidden_size, parameters=parameters, max_context=max_context)
+
+
+def _shape(
+    group: LayerGroup, name: str, *, dtype: str, hidden_size: int, parameters: int, max_context: int
+) -> ModelSpec:
+    _not_negative({"window": group.window, "hidden size": hidden_size, "context": max_context})
+    _not_negative({"number of parameters": parameters})
+    if dtype not in DTYPE_BYTES:
+        raise UsageError(f"unknown dtype {dtype!r}", hint=f"one of {', '.join(DTYPE_BYTES)}")
     return ModelSpec(
-        name=f"{layers} layers x {kv_heads} kv heads x {head_dim}",
+        name=name,
         source="given",
-        layers=layers,
+        layers=len(group.layers),
         groups=(group,),
-        hidden_size=heads * head_dim if hidden_size is None else hidden_size,
+        hidden_size=hidden_size,
         parameters=parameters,
         active_parameters=parameters,
         weight_bytes=parameters * DTYPE_BYTES[dtype],
         kv_dtype=dtype,
         max_context=max_context,
     )
+
+
+def _positive(values: dict[str, int]) -> None:
+    for name, value in values.items():
+        if value < 1:
+            raise UsageError(f"a model with {value} {name}?", hint="give at least 1")
+    if values["layers"] > MOST_LAYERS:
+        raise UsageError(f"a model with {values['layers']} layers?", hint=f"at most {MOST_LAYERS}")
+
+
+def _not_negative(values: dict[str, int]) -> None:
+    for name, value in values.items():
+        if value < 0:
+            raise UsageError(f"a {name} of {value}?", hint="0 means none or unknown")
 
 
 def from_config(config: Mapping[str, Any], *, name: str, source: str, weight_bytes: int | None = None) -> ModelSpec:
@@ -121,7 +169,15 @@ def from_config(config: Mapping[str, Any], *, name: str, source: str, weight_byt
     KV is taken to be kept in bfloat16, or float16 if the checkpoint is. Raises `UnknownModelError` for an
     architecture whose cache is not known, `UsageError` for numbers that make no sense.
     """
-    text = text_config(config)
+    try:
+        return _from_text(text_config(config), name=name, source=source, weight_bytes=weight_bytes)
+    except (TypeError, ValueError, ArithmeticError, AttributeError, LookupError) as error:
+        raise UsageError(f"the config of {name} has an impossible field: {error}") from error
+
+
+def _from_text(text: Config, *, name: str, source: str, weight_bytes: int | None) -> ModelSpec:
+    if number(text, "num_hidden_layers", default=1) > MOST_LAYERS:
+        raise UsageError(f"a model with {text['num_hidden_layers']} layers?", hint=f"at most {MOST_LAYERS}")
     cache = hybrid_cache(text)
     groups = _engine_groups(text) if cache is None else cache.groups
     layers = sum(len(group.layers) for group in groups) if cache is None else len(cache.kinds)
@@ -148,7 +204,7 @@ def from_config(config: Mapping[str, Any], *, name: str, source: str, weight_byt
     )
 
 
-def _engine_groups(config: Mapping[str, Any]) -> tuple[LayerGroup, ...]:
+def _engine_groups(config: Config) -> tuple[LayerGroup, ...]:
     """Return the groups of an architecture that the engine runs; an unknown one is refused with all that are known."""
     kind = config.get("model_type")
     if kind not in known_model_types():

@@ -157,6 +157,8 @@ def count_parameters(config: Config, *, layers: int, groups: tuple[LayerGroup, .
     body = sum(len(group.layers) * _attention(config, group) for group in groups)
     if cache is not None and cache.recurrence is not None:
         body += cache.recurrent_layers * cache.recurrence.weights
+    if cache is not None and cache.index_layers:
+        body += cache.index_layers * _indexer(config)
     sparse = sparse_layers(config, layers)
     dense = _dense_layers(config, layers, sparse, cache)
     matrices = 2 if kind in _UNGATED else 3
@@ -165,21 +167,12 @@ def count_parameters(config: Config, *, layers: int, groups: tuple[LayerGroup, .
     experts = active = 0
     if (mix := mixture(config)) is not None:
         latent = count(config, "moe_latent_size")  # Nemotron 3: experts work on a narrower hidden state
-        body += sparse * (
-            hidden * (mix.count + _shared_gate(config, mix))
-            + matrices * hidden * mix.shared_width
-            + 2 * hidden * latent
-        )
+        body += sparse * (hidden * mix.count + matrices * hidden * mix.shared_width + 2 * hidden * latent)
         expert = matrices * (latent or hidden) * mix.width
         experts, active = sparse * mix.count * expert, sparse * mix.active * expert
     return Parameters(
         embeddings=vocabulary * hidden * (1 if tied else 2), layers=body, experts=experts, active_experts=active
     )
-
-
-def _shared_gate(config: Config, mix: Mixture) -> int:
-    """Return how many gates of one column a sparse layer has: Qwen weighs its shared expert by one."""
-    return 1 if mix.shared and str(config.get("model_type")).startswith("qwen") else 0
 
 
 def _dense_layers(config: Config, layers: int, sparse: int, cache: Cache | None) -> int:
@@ -217,11 +210,13 @@ def _attention(config: Config, group: LayerGroup) -> int:
     rope = group.head_dim - latent
     rank = count(config, "q_lora_rank")
     query = (hidden + heads * (nope + rope)) * rank if rank else hidden * heads * (nope + rope)
-    weights = query + hidden * (latent + rope) + latent * heads * (nope + value) + heads * value * hidden
-    if config.get("index_topk") is None:
-        return weights
-    index_heads, width = number(config, "index_n_heads"), number(config, "index_head_dim")
-    return weights + rank * index_heads * width + hidden * (width + index_heads)
+    return query + hidden * (latent + rope) + latent * heads * (nope + value) + heads * value * hidden
+
+
+def _indexer(config: Config) -> int:
+    """Return the weights of one indexer: queries from q's latent, one key, and a weight for each of its heads."""
+    hidden, heads, width = (number(config, key) for key in ("hidden_size", "index_n_heads", "index_head_dim"))
+    return number(config, "q_lora_rank") * heads * width + hidden * (width + heads)
 
 
 def published_bytes(config: Config, parameters: Parameters) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import tomllib
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from dualpath.errors import UnknownModelError, UsageError
@@ -13,7 +13,7 @@ from dualpath.errors import UnknownModelError, UsageError
 
 @cache
 def _table(kind: str) -> dict[str, dict[str, Any]]:
-    return tomllib.loads((files(__name__) / f"{kind}.toml").read_text(encoding="utf-8"))
+    return tomllib.loads(Path(__file__).with_name(f"{kind}.toml").read_text(encoding="utf-8"))
 
 
 def names(kind: str) -> tuple[str, ...]:
