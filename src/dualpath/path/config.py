@@ -18,7 +18,7 @@ class Scheme(enum.StrEnum):
     BASELINE = "baseline"
     """Read when needed, through two intermediate copies, on the connection that carries control messages too."""
     SINGLE = "single"
-    """As `BASELINE` without the copies, straight into the slots that attention reads: no prefetch, no lane of its own."""
+    """As `BASELINE` without the copies, straight into slots that attention reads: no prefetch, no lane of its own."""
     FETCH = "fetch"
     """Layer blocks prefetched ahead of compute, straight into the slots that attention reads; nodes filled in turn."""
     SHARDED = "sharded"
