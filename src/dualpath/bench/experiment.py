@@ -135,6 +135,7 @@ def _decoder_maker(
             window_bytes=config.window_bytes,
             threads=config.threads,
             deadline_s=config.deadline_s,
+            trace="" if config.trace_prefetch is None else str(config.trace_prefetch),
         )
         return PathDecoder(loaded, layout, settings, None if scheme == LOCAL else nodes.connector(scheme))
 

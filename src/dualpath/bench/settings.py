@@ -8,6 +8,7 @@ from pathlib import Path
 from dualpath.errors import CapacityError, UsageError
 from dualpath.kv import KVLayout
 from dualpath.pool.spec import check_deadline, parse
+from dualpath.transport.rails import MAX_RAILS
 from dualpath.units import format_bytes
 
 HF = "hf"
@@ -16,6 +17,8 @@ MAPPED = "mapped"
 SCHEMES = (HF, LOCAL, "baseline", "single", "fetch", "sharded", "reduce", MAPPED)
 ON_REQUEST = ("single",)
 """Schemes that are run only when they are asked for."""
+ONE_RAIL = ("baseline", "single")
+"""Schemes that use one NIC, as what they stand for does."""
 FILLS = ("prompt", "random")
 
 
@@ -38,6 +41,8 @@ class ExperimentConfig:
     | `interleave` | schemes take turns every so many tokens; 0: one after another |
     | `seed` | of random KV, random token ids |
     | `deadline_s` | longest wait for a node |
+    | `nics`, `max_rails` | NICs of this host that may be used, and how many pairs of NICs for a node; see `connect` |
+    | `trace_prefetch` | file for the prefetcher's decisions; `None`: not written |
     """
 
     model: str = "smollm2-135m"
@@ -58,6 +63,9 @@ class ExperimentConfig:
     interleave: int = 0
     seed: int = 0
     deadline_s: float = 10.0
+    nics: tuple[str, ...] = ()
+    max_rails: int = MAX_RAILS
+    trace_prefetch: Path | None = None
 
     @property
     def random(self) -> bool:

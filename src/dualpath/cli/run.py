@@ -13,6 +13,7 @@ import typer
 from dualpath.cli.key import shared_key
 from dualpath.cli.output import ByteSize, ProgressBar, byte_size, emit, progress, say, stdout_console
 from dualpath.errors import HostError, UsageError
+from dualpath.transport.rails import MAX_RAILS
 from dualpath.units import format_bytes
 
 MAX_NODES = 64
@@ -35,7 +36,7 @@ def run_command(
     nodes: Annotated[int, typer.Option(help="Pool nodes to start on this machine.", min=1, max=MAX_NODES)] = 2,
     pool: Annotated[str, typer.Option(metavar="HOST:PORT,...", help="Use these nodes instead.")] = "",
     scheme: Annotated[
-        str, typer.Option(help="Any of hf,local,baseline,fetch,sharded,reduce,mapped; default: all.")
+        str, typer.Option(help="Any of hf,local,baseline,fetch,sharded,reduce,mapped; default: all. Also single.")
     ] = "",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16, for weights and KV.")] = "float32",
     threads: Annotated[int, typer.Option(help="Threads of model and attention; 0: all cores.", min=0)] = 0,
@@ -48,6 +49,13 @@ def run_command(
     deadline: Annotated[
         float, typer.Option(metavar="SECONDS", help="Longest wait for a node.", min=0.1, max=86400)
     ] = 10.0,
+    nic: Annotated[str, typer.Option(metavar="NAME,...", help="NICs of this host that may be used; all.")] = "",
+    rails: Annotated[
+        int, typer.Option(help="Pairs of NICs that may be used for a node.", min=1, max=MAX_RAILS)
+    ] = MAX_RAILS,
+    trace_prefetch: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the prefetcher's decisions here, for `dualpath replay`.")
+    ] = None,
     report: Annotated[Path | None, typer.Option(help="Write one HTML page with plots here.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -88,7 +96,12 @@ def run_command(
         interleave=interleave,
         seed=seed,
         deadline_s=deadline,
+        nics=tuple(name.strip() for name in nic.split(",") if name.strip()),
+        max_rails=rails,
+        trace_prefetch=trace_prefetch,
     )
+    if trace_prefetch is not None:
+        trace_prefetch.write_text("")  # each scheme appends
     result = run_experiment(config, view=TerminalView())
     emit(as_json, result, print_result)
     if report is not None:

@@ -54,6 +54,7 @@ class PathConfig:
     | `threads` | threads of the attention kernel; 0 = all cores this process may use |
     | `deadline_s` | longest wait for a block, a partial or a write |
     | `reduce_rows` | scheme `reduce`: steps with more query rows than this fetch instead |
+    | `trace` | file to which the prefetcher's decisions are appended (see `path.trace`); empty: none |
     """
 
     scheme: Scheme = Scheme.SHARDED
@@ -62,6 +63,7 @@ class PathConfig:
     threads: int = 0
     deadline_s: float = 10.0
     reduce_rows: int = 32
+    trace: str = ""
 
     def __post_init__(self) -> None:
         """Raise `UsageError` for a value that cannot work."""

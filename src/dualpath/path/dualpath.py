@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from dualpath.directory import Directory, MemoryDirectory
 from dualpath.errors import CapacityError, UsageError
@@ -57,6 +57,7 @@ class DualPath:
             _require_room(layout, config, self._largest)
         self.metrics = PathMetrics()
         self.arena = LocalArena(None if local else config.hot_bytes, max(config.window_bytes, self._largest))
+        self._trace: IO[str] | None = None
         self.reader: Reader = NoReader()
         self.reducer: Reducer | None = None
         self.writer: Writer | None = None
@@ -264,6 +265,8 @@ class DualPath:
         self.reader.end()
         for sequence in list(self._sequences):
             self.close_sequence(sequence)
+        if self._trace is not None:
+            self._trace.close()
 
     def _finish(self) -> None:
         self._step = None
@@ -401,7 +404,9 @@ class DualPath:
             return CallReader(pool, self.arena, self.metrics, deadline_s)
         if self.config.scheme is Scheme.MAPPED:
             return MappedReader(pool, self.arena)
-        return PrefetchReader(pool, self.arena, self.layout, self.metrics, deadline_s)
+        if self.config.trace:
+            self._trace = open(self.config.trace, "a", encoding="utf-8")  # noqa: SIM115 - `close` closes it
+        return PrefetchReader(pool, self.arena, self.layout, self.metrics, deadline_s, trace=self._trace)
 
 
 def _require_room(layout: KVLayout, config: PathConfig, largest: int) -> None:

@@ -129,6 +129,8 @@ class GroupPlan:
     far: Table
     near: Table
     first_rows: list[int]
+    rows: int = 0
+    """Query rows of the step."""
 
 
 def split(entries: list[Entry]) -> tuple[list[Entry], list[Entry]]:

@@ -1,7 +1,8 @@
 """The thin runner around `prefetch.Prefetcher`: reads what the policy says into window slots, and waits for arrivals.
 
 All decisions are made on the compute thread. Transport threads only note arrivals. A slot whose read was given up stays
-charged against the window until the transport has let go of it (*zombie*).
+charged against the window until the transport has let go of it (*zombie*). How far ahead is read follows from what this
+file measures (`window`), and from what memory there is (`pressure`).
 """
 
 from __future__ import annotations
@@ -10,15 +11,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 
 from dualpath.errors import CapacityError
+from dualpath.host.memory import headroom_bytes
+from dualpath.path import pressure
 from dualpath.path.arena import Budget
 from dualpath.path.prefetch import Item, Prefetcher
 from dualpath.path.reader import Run, lost
-from dualpath.transport.base import Lane, Outcome
+from dualpath.path.trace import TracedPrefetcher
+from dualpath.path.window import DECODE, PREFILL, PROMPT_ROWS, Window
+from dualpath.transport.base import Outcome
 
 if TYPE_CHECKING:
     from dualpath.kv.layout import KVLayout
@@ -29,7 +34,6 @@ if TYPE_CHECKING:
     from dualpath.transport.base import Ticket
 
 _RUN_ENTRIES = 32  # a run frees its slots only when it is folded: short runs keep the window moving
-_READ_ITEMS = 16
 
 
 @dataclass(slots=True, eq=False)
@@ -43,6 +47,7 @@ class _Flight:
     ticket: Ticket | None = None
     index: int = -1
     outcome: Outcome | None = None
+    asked_at: float = 0.0
     attempt: int = 0  # a late arrival of an attempt that was given up must not count for the next one
 
 
@@ -50,11 +55,26 @@ class PrefetchReader:
     """Streams far layer blocks into window slots ahead of compute."""
 
     def __init__(
-        self, pool: Pool, arena: LocalArena, layout: KVLayout, metrics: PathMetrics, deadline_s: float
+        self,
+        pool: Pool,
+        arena: LocalArena,
+        layout: KVLayout,
+        metrics: PathMetrics,
+        deadline_s: float,
+        *,
+        trace: IO[str] | None = None,
+        headroom: Callable[[], int | None] = headroom_bytes,
     ) -> None:
         self._pool, self._arena, self._metrics, self._deadline_s = pool, arena, metrics, deadline_s
         self._layout = layout
-        self._policy: Prefetcher[_Flight] = Prefetcher(arena.limit(Budget.WINDOW))
+        limit = arena.limit(Budget.WINDOW)
+        self._policy: Prefetcher[_Flight] = Prefetcher(limit) if trace is None else TracedPrefetcher(limit, trace)
+        self._windows = {policy: Window(policy) for policy in (DECODE, PREFILL)}
+        self._window = self._windows[DECODE]
+        self._headroom = headroom
+        self._budget, self._budget_at = limit, 0.0
+        self._layer_ended_at: float | None = None
+        self._stalled_s = 0.0
         self._arrival = threading.Condition()
         self._zombies: list[_Flight] = []
         self._zombie_bytes = 0
@@ -66,6 +86,9 @@ class PrefetchReader:
     def begin(self, plans: Sequence[GroupPlan], *, reserve: int, wrap: bool) -> None:
         """Match what is held against the step's schedule, make room for `reserve`, and start fetching."""
         self._reserve = reserve
+        self._window = self._windows[PREFILL if any(plan.rows > PROMPT_ROWS for plan in plans) else DECODE]
+        self._layer_ended_at = None
+        self._heed_memory()
         signature = tuple(
             tuple(entry.block.serial * (entry.part.local is None) for entry in plan.far.distinct) for plan in plans
         )
@@ -82,6 +105,7 @@ class PrefetchReader:
         iteration."""
         items = self._by_layer.get((plan.index, layer), [])
         entries = plan.far.distinct
+        before_s = self._stalled_s
         lo = 0
         while lo < len(entries):
             self._await(items[lo])
@@ -99,6 +123,7 @@ class PrefetchReader:
             yield Run(lo, hi, plan.slots.locate(np.array(places, np.int64)))
             self._consume(items[lo:hi])
             lo = hi
+        self._note_period(sum(item.bytes for item in items if item is not None), self._stalled_s - before_s)
 
     def end(self) -> None:
         """Let go of everything, and wait until no read is in flight."""
@@ -131,7 +156,27 @@ class PrefetchReader:
             self._by_layer[(plan.index, index)] = row
 
     def _capacity(self) -> int:
-        return self._arena.limit(Budget.WINDOW) - self._reserve - self._zombie_bytes
+        """Return the bytes that may be in flight or waiting: the window, within what is allowed and not spoken for."""
+        budget = self._budget - self._reserve - self._zombie_bytes
+        block = self._schedule[0].bytes if self._schedule else 1
+        return self._window.bytes(budget, block)
+
+    def _heed_memory(self) -> None:
+        """Shrink the window's budget when this process's memory runs out, and give free slots' pages back."""
+        now = time.monotonic()
+        if now - self._budget_at < pressure.PERIOD_S:
+            return
+        self._budget_at = now
+        limit, held = self._arena.limit(Budget.WINDOW), self._policy.held_bytes
+        self._budget = max(self._reserve, pressure.budget_bytes(limit, held, self._headroom()))
+        if self._budget < limit:
+            self._arena.trim()
+
+    def _note_period(self, used_bytes: int, stalled_s: float) -> None:
+        now = time.perf_counter()
+        if self._layer_ended_at is not None and used_bytes:
+            self._window.computed(max(0.0, now - self._layer_ended_at - stalled_s), used_bytes)
+        self._layer_ended_at = now
 
     # --- fetching ----------------------------------------------------------------------------------------------
 
@@ -145,15 +190,17 @@ class PrefetchReader:
 
     def _fetch(self, items: list[Item[_Flight]]) -> None:
         by_node: dict[int, list[_Flight]] = {}
+        now = time.perf_counter()
         for item in items:
             flight = item.what
-            flight.outcome = None
+            flight.outcome, flight.asked_at = None, now
             flight.attempt += 1
             flight.slot = flight.slots.take(Budget.WINDOW)
             by_node.setdefault(flight.entry.part.node, []).append(flight)
         for number, flights in by_node.items():
-            for at in range(0, len(flights), _READ_ITEMS):
-                self._read(number, flights[at : at + _READ_ITEMS])
+            together = self._window.policy.read_items
+            for at in range(0, len(flights), together):
+                self._read(number, flights[at : at + together])
 
     def _read(self, number: int, flights: list[_Flight]) -> None:
         size = flights[0].slots.slot_bytes
@@ -165,7 +212,7 @@ class PrefetchReader:
             [flight.entry.part.refs[flight.layer] for flight in flights if flight.entry.part.refs is not None],
             [flight.slots.bytes_of(flight.slot) for flight in flights],
             slot_bytes=size,
-            lane=Lane.PREFETCH,
+            lane=self._window.policy.lane,
             timeout_s=self._deadline_s,
             on_item=self._noting(flights),
         )
@@ -175,12 +222,15 @@ class PrefetchReader:
     def _noting(self, flights: list[_Flight]) -> Callable[[int, Outcome], None]:
         arrival = self._arrival
         attempts = [flight.attempt for flight in flights]
+        window = self._window
 
         def note(index: int, outcome: Outcome) -> None:
             flight = flights[index]
             with arrival:
                 if flight.attempt == attempts[index]:
                     flight.outcome = outcome
+                    if outcome is Outcome.OK:
+                        window.arrived(time.perf_counter() - flight.asked_at)
                 arrival.notify()
 
         return note
@@ -204,7 +254,9 @@ class PrefetchReader:
             with self._arrival:
                 while flight.outcome is None and time.perf_counter() < give_up:
                     self._arrival.wait(give_up - time.perf_counter())
-            self._metrics.stall_s += time.perf_counter() - started
+            stalled_s = time.perf_counter() - started
+            self._metrics.stall_s += stalled_s
+            self._stalled_s += stalled_s
         if flight.outcome is not Outcome.OK:
             outcome = flight.outcome or Outcome.TIMEOUT
             self._policy.let_go(item.key)

@@ -171,7 +171,9 @@ class Step:
             near.append(b + [Entry(fill.block, fill.block.parts[index], fill.tokens) for fill in growth.fills])
         slots = path.arena.slots(layout.layer_block_bytes(group))
         starts = [growth.start for growth in self._growths]
-        return GroupPlan(index, group, geometry_of(layout, group), slots, Table.of(far), Table.of(near), starts)
+        return GroupPlan(
+            index, group, geometry_of(layout, group), slots, Table.of(far), Table.of(near), starts, self.rows
+        )
 
     def _near_slots(self, plan: GroupPlan) -> NDArray[np.int64]:
         """Return the slots of the near entries, `[entries, layers]`; rows of scratch blocks are filled per layer."""
