@@ -25,6 +25,9 @@ COMMANDS = (
     CommandEntry("pool", "dualpath.cli.pool", "pool_command", "Run a pool node that holds KV blocks."),
     CommandEntry("explain", "dualpath.cli.explain", "explain_command", "Show each partial's max and exp-sum by layer."),
     CommandEntry("replay", "dualpath.cli.replay", "replay_command", "Play a prefetch trace again."),
+    CommandEntry(
+        "rails", "dualpath.cli.rails", "rails_command", "Show the NICs that can carry data, and how idle they are."
+    ),
     CommandEntry("lab", "dualpath.cli.lab", "COMMANDS", "Emulate hosts with NICs of known speed on this machine."),
     CommandEntry("bench", "dualpath.cli.bench", "COMMANDS", "Measure the attention kernel or the transports."),
     CommandEntry("version", "dualpath.cli.version", "version_command", "Print the version and what it runs on."),
