@@ -100,6 +100,13 @@ def test_loopback_is_up_in_every_host(pair: Lab) -> None:
     assert pair.host("a").run([sys.executable, "-c", code]).returncode == 0
 
 
+def test_tcp_is_the_same_in_every_host_whatever_this_machine_prefers(pair: Lab) -> None:
+    outside = Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text()
+    shown = pair.host("a").run(["cat", "/proc/sys/net/ipv4/tcp_congestion_control"], capture_output=True, text=True)
+    assert shown.stdout == "reno\n"
+    assert Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text() == outside
+
+
 def test_a_lab_is_brought_up_once(pair: Lab) -> None:
     with pytest.raises(UsageError, match="is up already") as caught:
         build.up(pair.config)

@@ -46,7 +46,7 @@ def open_netlink(namespace: str | None = None) -> Iterator[Any]:
     from pyroute2.netlink.exceptions import NetlinkError  # type: ignore[import-untyped] # it has no annotations
 
     try:
-        with _inside(namespace):
+        with inside(namespace):
             netlink = IPRoute()
         with netlink:
             yield netlink
@@ -57,9 +57,10 @@ def open_netlink(namespace: str | None = None) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def _inside(namespace: str | None) -> Iterator[None]:
-    """Move this thread into a network namespace for the block: a socket belongs to the one it was made in.
+def inside(namespace: str | None) -> Iterator[None]:
+    """Move this thread into a network namespace for a short block, during which signals wait; `None`: leave it.
 
+    A socket belongs to the namespace that it was made in, and /proc/sys/net shows that of who looks.
     pyroute2's own `NetNS` forks this whole interpreter to make the socket, with signal handlers and pending clean-up.
     """
     if namespace is None:

@@ -9,12 +9,13 @@ import shutil
 import signal
 import subprocess
 import time
+from pathlib import Path
 from typing import Any
 
 from dualpath.errors import HostError, UsageError
 from dualpath.host.lab.config import NETWORKS, LabConfig
 from dualpath.host.lab.topology import CreateBridge, CreateCable, CreateNamespace, ShapeInterface, Step, steps
-from dualpath.host.netlink import open_netlink, signals_held
+from dualpath.host.netlink import inside, open_netlink, signals_held
 from dualpath.host.shaping import apply_shape
 
 GRACE_S = 2.0
@@ -124,6 +125,7 @@ def _apply(step: Step, sockets: dict[str, Any], stack: contextlib.ExitStack) -> 
         _create_namespace(step.namespace, claims_the_name=not sockets)
         sockets[step.namespace] = stack.enter_context(open_netlink(step.namespace))
         _set_up(sockets[step.namespace], "lo")
+        _use_reno(step.namespace)
     elif isinstance(step, CreateBridge):
         netlink = sockets[step.namespace]
         # Snooping would hold back IPv6 neighbour discovery until a querier shows up.
@@ -150,6 +152,21 @@ def _create_namespace(namespace: str, *, claims_the_name: bool) -> None:
         f"cannot make the namespace {namespace}: {done.stderr.strip()}",
         hint="in a container, it takes the capability SYS_ADMIN",
     )
+
+
+def _use_reno(namespace: str) -> None:
+    """Have TCP in a host behave alike on every machine; a new namespace starts with the machine's congestion control.
+
+    Every kernel has Reno and allows it here; at round trips as short as a lab's, CUBIC behaves like it. BBR would stop
+    for 200 ms every 10 s to measure the round trip.
+    """
+    try:
+        with inside(namespace):
+            Path("/proc/sys/net/ipv4/tcp_congestion_control").write_text("reno")
+    except OSError as error:
+        raise HostError(
+            f"cannot set the congestion control of {namespace}: {error.strerror}", hint="/proc/sys must be writable"
+        ) from error
 
 
 def _create_cable(step: CreateCable, ports: Any, host: Any) -> None:
