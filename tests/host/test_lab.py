@@ -223,6 +223,12 @@ def test_without_root_it_says_so(
     assert "needs root" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["list", "up", "status", "exec", "run", "down"])
+def test_every_command_has_help_with_an_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lab", name, "--help"]) == 0
+    assert f"dualpath lab {name}" in capsys.readouterr().out.partition("Examples:")[2]
+
+
 def test_ready_made_labs_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lab", "list"]) == 0
     assert "storage-prefill-decode" in capsys.readouterr().out
