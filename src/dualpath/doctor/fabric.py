@@ -1,0 +1,230 @@
+"""What the checks of the fabric share: GPUs, RDMA ports, rails, PCIe paths and kernel modules of a host.
+
+sysfs is asked first, since it needs neither a tool nor root's rights; a tool's output fills in what was not recorded.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from dualpath.doctor.host import Host
+from dualpath.doctor.parsers.ethtool_link import EthtoolLink, parse_ethtool
+from dualpath.doctor.parsers.ibstat import parse_ibstat
+from dualpath.doctor.parsers.ibv_devinfo import VerbsPort, parse_ibv_devinfo
+from dualpath.doctor.parsers.lspci import LspciDevice, parse_lspci, parse_lspci_tree
+from dualpath.doctor.parsers.nvidia import Topology, parse_gpu_query, parse_topology
+from dualpath.doctor.parsers.rdma import parse_rdma_link
+from dualpath.doctor.parsers.show_gids import parse_show_gids
+from dualpath.host.nics import Nic
+from dualpath.host.pci import PciDevice, pci_device, pci_devices
+from dualpath.host.rdma import RdmaPort, rdma_ports
+
+NVIDIA = 0x10DE
+
+_devices = lru_cache(maxsize=8)(parse_lspci)
+_tree = lru_cache(maxsize=8)(parse_lspci_tree)
+
+MODULES = {
+    "mlx5_core": "mlx5_ib",
+    "mlx4_en": "mlx4_ib",
+    "mlx4_core": "mlx4_ib",
+    "ice": "irdma",
+    "bnxt_en": "bnxt_re",
+    "qede": "qedr",
+    "cxgb4": "iw_cxgb4",
+    "hns3": "hns_roce_hw_v2",
+    "mana": "mana_ib",
+    "ionic": "ionic_rdma",
+}
+"""The RDMA module that goes with an Ethernet driver (drivers/infiniband/hw of the kernel)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One NVIDIA GPU."""
+
+    name: str
+    """`GPU0`, in the order of PCIe addresses, which is nvidia-smi's."""
+    address: str
+    """Empty if only the matrix of `nvidia-smi topo -m` shows it."""
+    numa_node: int | None
+
+
+def lspci(host: Host) -> dict[str, LspciDevice]:
+    """Return what lspci says, by address; empty if it was not run."""
+    for line in ("lspci -Dvvv", "lspci -vvv", "lspci -Dvv"):
+        output = host.output(line)
+        if output is not None and output.stdout:
+            return _devices(output.stdout)
+    return {}
+
+
+def pci(host: Host, address: str) -> PciDevice:
+    """Return the function at `address`, from sysfs, completed out of lspci."""
+    device = pci_device(host.tree, address)
+    said = lspci(host).get(address)
+    if not device.bridges:
+        tree = host.output("lspci -Dtv")
+        device = replace(device, bridges=_tree(tree.stdout).get(address, ()) if tree else ())
+    if said is None:
+        return device
+    return replace(
+        device,
+        driver=device.driver or said.driver or None,
+        numa_node=device.numa_node if device.numa_node is not None else said.numa_node,
+        trained=device.trained or said.trained,
+        capable=device.capable or said.capable,
+    )
+
+
+def gpus(host: Host) -> list[Gpu]:
+    """Return the NVIDIA GPUs, as sysfs, lspci or nvidia-smi show them."""
+    found: dict[str, int | None] = {
+        device.address: device.numa_node
+        for device in pci_devices(host.tree)
+        if device.vendor == NVIDIA
+        and device.class_code is not None
+        and device.class_code >> 8 in (0x0300, 0x0302)
+        and device.driver != "vfio-pci"  # a virtual machine's
+    }
+    for address, said in lspci(host).items():
+        is_gpu = "NVIDIA" in said.name and said.class_name in ("3D controller", "VGA compatible controller")
+        if is_gpu and said.driver != "vfio-pci":
+            found.setdefault(address, said.numa_node)
+    for row in gpu_query(host):
+        if row.get("pci.bus_id"):
+            found.setdefault(row["pci.bus_id"], None)
+    matrix = topology(host)
+    if not found:
+        return [Gpu(name, "", matrix.numa_nodes.get(name)) for name in matrix.gpus]
+    named = {f"GPU{at}": address for at, address in enumerate(sorted(found))}
+    return [
+        Gpu(name, address, matrix.numa_nodes.get(name) if found[address] is None else found[address])
+        for name, address in named.items()
+    ]
+
+
+def gpu_query(host: Host) -> list[dict[str, str]]:
+    """Return the rows of `nvidia-smi --query-gpu=…`, whichever fields were asked for."""
+    for line, output in host.recording.commands.items():
+        asked = re.match(r"nvidia-smi --query-gpu=(\S+) --format=csv(\S*)", line)
+        if asked:
+            fields = tuple(asked[1].split(",")) if "noheader" in asked[2] else ()
+            return parse_gpu_query(output.stdout, fields)
+    return []
+
+
+def topology(host: Host) -> Topology:
+    """Return the matrix of `nvidia-smi topo -m`; empty if it was not printed."""
+    output = host.output("nvidia-smi topo -m")
+    return parse_topology(output.stdout) if output is not None else Topology()
+
+
+def ports(host: Host) -> list[RdmaPort]:
+    """Return every RDMA port; a GID table that sysfs did not give is taken from `show_gids`."""
+    shown = host.output("show_gids")
+    tables = parse_show_gids(shown.stdout) if shown is not None else {}
+    return [
+        port if port.gids else replace(port, gids=tuple(tables.get((port.device, port.port), ())))
+        for port in rdma_ports(host.tree) or _printed_ports(host)
+    ]
+
+
+def _printed_ports(host: Host) -> list[RdmaPort]:
+    """Return the ports that `ibstat` lists, with the interfaces of `rdma link`: where somebody sent these alone."""
+    adapters, links = host.output("ibstat"), host.output("rdma -d link show")
+    netdevs = {(link.device, link.port): link.netdev for link in parse_rdma_link(links.stdout)} if links else {}
+    return [
+        RdmaPort(
+            device=port.device,
+            port=port.port,
+            state="INIT" if port.state == "Initializing" else port.state.upper(),
+            physical_state=port.physical_state,
+            link_layer=port.link_layer,
+            rate_bits_per_s=port.rate_bits_per_s,
+            rate=gigabits(port.rate_bits_per_s) if port.rate_bits_per_s else "",
+            pci_address=None,
+            netdevs=tuple(filter(None, [netdevs.get((port.device, port.port))])),
+            iwarp=False,
+            model=port.model,
+            firmware=port.firmware,
+            gids=(),
+        )
+        for port in (parse_ibstat(adapters.stdout) if adapters is not None else [])
+    ]
+
+
+def roce(port: RdmaPort) -> bool:
+    """Whether the port speaks RoCE."""
+    return port.link_layer == "Ethernet" and not port.iwarp
+
+
+def verbs_port(host: Host, port: RdmaPort) -> VerbsPort | None:
+    """Return what `ibv_devinfo -v` says of a port."""
+    output = host.output("ibv_devinfo -v")
+    device = parse_ibv_devinfo(output.stdout).get(port.device) if output is not None else None
+    return device.ports.get(port.port) if device else None
+
+
+def ethtool(host: Host, name: str) -> EthtoolLink:
+    """Return what `ethtool N` says; empty if it was not run."""
+    output = host.output(f"ethtool {name}")
+    return parse_ethtool(output.stdout) if output is not None else EthtoolLink()
+
+
+def nic_named(host: Host, name: str) -> Nic | None:
+    """Return the interface called `name`."""
+    return next((nic for nic in host.nics if nic.name == name), None)
+
+
+def wanted_up(host: Host, name: str) -> bool | None:
+    """Whether an interface was set up by the administrator (IFF_UP), cable or not; `None` if that is not known."""
+    flags = host.tree.read(f"/sys/class/net/{name}/flags")
+    try:
+        return bool(int(flags, 16) & 1) if flags else None
+    except ValueError:
+        return None
+
+
+def modules(host: Host) -> set[str]:
+    """Return the kernel modules that are loaded or built in; empty if nothing was recorded of them."""
+    listed = {line.split()[0] for line in (host.tree.read("/proc/modules") or "").splitlines() if line.strip()}
+    return listed | set(host.tree.names("/sys/module"))
+
+
+def blacklisted(host: Host, module: str) -> str | None:
+    """Return the file under /etc/modprobe.d that keeps `module` from being loaded, if there is one."""
+    for name in host.tree.names("/etc/modprobe.d"):
+        path = f"/etc/modprobe.d/{name}"
+        for line in (host.tree.read(path) or "").splitlines():
+            words = line.split()
+            replaced = words[:2] == ["install", module] and words[2:3] and words[2].endswith(("/false", "/true"))
+            if words[:2] == ["blacklist", module] or replaced:
+                return path
+    return None
+
+
+def gigabits(bits_per_s: float) -> str:
+    """Return a rate as people write a NIC's: `400 Gbit/s`."""
+    return f"{bits_per_s / 1e9:g} Gbit/s"
+
+
+def gigabytes(bytes_per_s: float) -> str:
+    """Return a rate in decimal gigabytes: `3.94 GB/s`."""
+    return f"{bytes_per_s / 1e9:.3g} GB/s"
+
+
+def amount(count: float) -> str:
+    """Return bytes in decimal units: `20.5 MB`, `180 TB`."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if count < 999.5:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.4g} PB"
+
+
+def plural(count: int, noun: str) -> str:
+    """Return `1 NIC`, `2 NICs`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
