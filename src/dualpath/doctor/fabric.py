@@ -23,22 +23,21 @@ from dualpath.host.rdma import RdmaPort, rdma_ports
 
 NVIDIA = 0x10DE
 
+# A host does not change, and several checks ask the same of it.
 _devices = lru_cache(maxsize=8)(parse_lspci)
 _tree = lru_cache(maxsize=8)(parse_lspci_tree)
+_matrix = lru_cache(maxsize=8)(parse_topology)
+_verbs = lru_cache(maxsize=8)(parse_ibv_devinfo)
 
 MODULES = {
     "mlx5_core": "mlx5_ib",
-    "mlx4_en": "mlx4_ib",
     "mlx4_core": "mlx4_ib",
     "ice": "irdma",
     "bnxt_en": "bnxt_re",
     "qede": "qedr",
-    "cxgb4": "iw_cxgb4",
     "hns3": "hns_roce_hw_v2",
-    "mana": "mana_ib",
-    "ionic": "ionic_rdma",
 }
-"""The RDMA module that goes with an Ethernet driver (drivers/infiniband/hw of the kernel)."""
+"""The RDMA module of an Ethernet driver whose cards can all do RoCE (drivers/infiniband/hw of the kernel)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +78,8 @@ def pci(host: Host, address: str) -> PciDevice:
     )
 
 
-def gpus(host: Host) -> list[Gpu]:
+@lru_cache(maxsize=8)
+def gpus(host: Host) -> tuple[Gpu, ...]:
     """Return the NVIDIA GPUs, as sysfs, lspci or nvidia-smi show them."""
     found: dict[str, int | None] = {
         device.address: device.numa_node
@@ -98,12 +98,12 @@ def gpus(host: Host) -> list[Gpu]:
             found.setdefault(row["pci.bus_id"], None)
     matrix = topology(host)
     if not found:
-        return [Gpu(name, "", matrix.numa_nodes.get(name)) for name in matrix.gpus]
+        return tuple(Gpu(name, "", matrix.numa_nodes.get(name)) for name in matrix.gpus)
     named = {f"GPU{at}": address for at, address in enumerate(sorted(found))}
-    return [
+    return tuple(
         Gpu(name, address, matrix.numa_nodes.get(name) if found[address] is None else found[address])
         for name, address in named.items()
-    ]
+    )
 
 
 def gpu_query(host: Host) -> list[dict[str, str]]:
@@ -119,17 +119,35 @@ def gpu_query(host: Host) -> list[dict[str, str]]:
 def topology(host: Host) -> Topology:
     """Return the matrix of `nvidia-smi topo -m`; empty if it was not printed."""
     output = host.output("nvidia-smi topo -m")
-    return parse_topology(output.stdout) if output is not None else Topology()
+    return _matrix(output.stdout) if output is not None else Topology()
 
 
-def ports(host: Host) -> list[RdmaPort]:
-    """Return every RDMA port; a GID table that sysfs did not give is taken from `show_gids`."""
+@lru_cache(maxsize=8)
+def ports(host: Host) -> tuple[RdmaPort, ...]:
+    """Return every RDMA port that is this host's to use.
+
+    A GID table that sysfs did not give is taken from `show_gids`.
+    """
     shown = host.output("show_gids")
     tables = parse_show_gids(shown.stdout) if shown is not None else {}
-    return [
+    return tuple(
         port if port.gids else replace(port, gids=tuple(tables.get((port.device, port.port), ())))
         for port in rdma_ports(host.tree) or _printed_ports(host)
-    ]
+        if not any(accelerates_netvsc(host, name) for name in port.netdevs)
+    )
+
+
+def accelerates_netvsc(host: Host, name: str) -> bool:
+    """Whether an interface is the fast path below a Hyper-V interface, which has the address: no rail of its own."""
+    master = (host.tree.link(f"/sys/class/net/{name}/master") or "").rpartition("/")[2]
+    upper = nic_named(host, master) if master else None
+    return upper is not None and upper.driver == "hv_netvsc"
+
+
+def never_used(host: Host, port: RdmaPort) -> bool:
+    """Whether the port has certainly carried no RDMA yet: its data counters were recorded, and are zero."""
+    counters = f"/sys/class/infiniband/{port.device}/ports/{port.port}/counters"
+    return all(host.tree.read(f"{counters}/port_{way}_data") == "0" for way in ("rcv", "xmit"))
 
 
 def _printed_ports(host: Host) -> list[RdmaPort]:
@@ -164,7 +182,7 @@ def roce(port: RdmaPort) -> bool:
 def verbs_port(host: Host, port: RdmaPort) -> VerbsPort | None:
     """Return what `ibv_devinfo -v` says of a port."""
     output = host.output("ibv_devinfo -v")
-    device = parse_ibv_devinfo(output.stdout).get(port.device) if output is not None else None
+    device = _verbs(output.stdout).get(port.device) if output is not None else None
     return device.ports.get(port.port) if device else None
 
 
@@ -188,10 +206,12 @@ def wanted_up(host: Host, name: str) -> bool | None:
         return None
 
 
-def modules(host: Host) -> set[str]:
-    """Return the kernel modules that are loaded or built in; empty if nothing was recorded of them."""
-    listed = {line.split()[0] for line in (host.tree.read("/proc/modules") or "").splitlines() if line.strip()}
-    return listed | set(host.tree.names("/sys/module"))
+def modules(host: Host) -> set[str] | None:
+    """Return the kernel modules that are loaded, or built in with parameters; `None` if they were not recorded."""
+    listed = host.tree.read("/proc/modules")
+    if listed is None:
+        return None
+    return {line.split()[0] for line in listed.splitlines() if line.strip()} | set(host.tree.names("/sys/module"))
 
 
 def blacklisted(host: Host, module: str) -> str | None:

@@ -14,6 +14,7 @@ from dualpath.host.rdma import RdmaPort
 NEAREST_FIRST = ("PIX", "PXB", "PXN", "PHB", "NODE", "SYS", "SOC")
 """nvidia-smi's words: one PCIe switch, several, (over another GPU), a host bridge, a NUMA node, across sockets."""
 
+_FAR = ("SYS", "SOC")
 _MEANING = {
     "PIX": "one PCIe switch apart",
     "PXB": "several PCIe switches apart",
@@ -25,7 +26,7 @@ _MEANING = {
 
 
 def _judge(host: Host) -> Iterator[Finding]:
-    ports = [port for port in fabric.ports(host) if port.pci_address is not None and _in_use(host, port)]
+    ports = [port for port in fabric.ports(host) if _in_use(host, port)]
     gpus = fabric.gpus(host)
     if not ports or not gpus:
         return
@@ -35,10 +36,10 @@ def _judge(host: Host) -> Iterator[Finding]:
         # One function may have several ports, one GPU several equally near NICs: the first stands for them.
         distances = {port.device: distance(host, topology, gpu, port) for port in reversed(ports)}
         known = {name: word for name, word in distances.items() if word in NEAREST_FIRST}
-        if not known:
+        nearest = min(reversed(known), key=lambda name: NEAREST_FIRST.index(known[name]), default=None)
+        if nearest is None or (known[nearest] in _FAR and len(known) < len(distances)):
             unknown.append(gpu.name)
             continue
-        nearest = min(reversed(known), key=lambda name: NEAREST_FIRST.index(known[name]))
         yield _finding(host, gpu, nearest, known[nearest], known)
     if unknown:
         yield Finding(
@@ -50,8 +51,13 @@ def _judge(host: Host) -> Iterator[Finding]:
 
 
 def _in_use(host: Host, port: RdmaPort) -> bool:
-    """Whether a port is active, or set up and for now down: that it is down is another check's matter."""
-    return port.state == "ACTIVE" or any(fabric.wanted_up(host, name) for name in port.netdevs)
+    """Whether a port is active, or set up and for now down: that it is down is another check's matter.
+
+    A software device (rxe, siw) is no NIC: it has no PCIe function.
+    """
+    software = host.tree.read(f"/sys/class/infiniband/{port.device}/parent") is not None
+    set_up = any(fabric.wanted_up(host, name) for name in port.netdevs)
+    return not software and (port.state in ("ACTIVE", "") or set_up)
 
 
 def distance(host: Host, topology: Topology, gpu: Gpu, port: RdmaPort) -> str | None:
@@ -81,7 +87,7 @@ def _finding(host: Host, gpu: Gpu, nic: str, word: str, all_: dict[str, str]) ->
         "nvidia-smi topo -m, or PCIe paths: " + ", ".join(f"{gpu.name}-{name} {all_[name]}" for name in sorted(all_)),
         f"/sys/bus/pci/devices/{gpu.address}/numa_node: {fabric.pci(host, gpu.address).numa_node}",
     )
-    if word in ("SYS", "SOC"):
+    if word in _FAR:
         return Finding(
             level=Level.WARNING,
             symptom=f"{gpu.name}: its nearest RDMA NIC, {nic}, is {_MEANING[word]} ({word})",

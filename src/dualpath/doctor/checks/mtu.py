@@ -57,9 +57,11 @@ def _roce(host: Host, port: RdmaPort, mtus: dict[str, int]) -> Iterator[Finding]
     )
     differs = mtus[name] < largest
     if active < limit or differs:
+        # A port that never carried RDMA may be there for TCP alone, unless it is one of the fast ones.
+        aside = fabric.never_used(host, port) and not (differs and _as_fast(host, port))
         others = ", ".join(other for other, mtu in mtus.items() if mtu == largest)
         yield Finding(
-            level=Level.WARNING,
+            level=Level.INFO if aside else Level.WARNING,
             symptom=f"{name} ({port.name}): MTU {mtus[name]}, so RDMA packets carry {active} of at most {limit} bytes"
             + (f"; {others} has {largest}" if differs else ""),
             cause="the interface is not set to jumbo frames"
@@ -69,6 +71,12 @@ def _roce(host: Host, port: RdmaPort, mtus: dict[str, int]) -> Iterator[Finding]
             evidence=evidence,
             subject=name,
         )
+
+
+def _as_fast(host: Host, port: RdmaPort) -> bool:
+    """Whether the port is about as fast as the host's fastest."""
+    fastest = max((other.rate_bits_per_s or 0 for other in fabric.ports(host) if other.state == "ACTIVE"), default=0)
+    return 2 * (port.rate_bits_per_s or 0) > fastest
 
 
 def _infiniband(host: Host, port: RdmaPort) -> Iterator[Finding]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from dualpath.doctor import fabric
 from dualpath.doctor.base import Check, Finding, Level, Unknown
@@ -21,7 +22,7 @@ def _judge(host: Host) -> Iterator[Finding]:
     if not ports or not gpus:
         return
     loaded = fabric.modules(host)
-    if not loaded:
+    if loaded is None:
         raise Unknown("whether nvidia_peermem is loaded is not known: /proc/modules was not recorded")
     if "nv_peer_mem" in loaded:
         yield _legacy(loaded)
@@ -53,7 +54,9 @@ def _judge(host: Host) -> Iterator[Finding]:
             fix=f"record {_VERSION} and /proc/version, or just load it: {_LOAD}",
         )
     else:
-        yield _neither(len(gpus), len(ports), lacking, efa="efa" in loaded, evidence=evidence)
+        finding = _neither(len(gpus), len(ports), lacking, efa="efa" in loaded, evidence=evidence)
+        unused = all(fabric.never_used(host, port) for port in ports)
+        yield replace(finding, level=Level.WARNING) if unused else finding
 
 
 def _legacy(loaded: set[str]) -> Finding:

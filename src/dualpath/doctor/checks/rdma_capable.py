@@ -10,6 +10,9 @@ from dualpath.doctor.host import Host
 from dualpath.doctor.parsers.rdma import parse_rdma_system
 from dualpath.host.nics import Nic
 
+_MLX5_VIRTUAL = ("0x1014", "0x1016", "0x1018", "0x101a", "0x101c", "0x101e")
+"""PCI device ids of virtual functions (mlx5_core_pci_table of the kernel), which a guest cannot tell otherwise."""
+
 _FAST_BITS_PER_S = 25e9
 """Below it nobody misses RDMA: such ports are there for management."""
 
@@ -23,19 +26,21 @@ def _judge(host: Host) -> Iterator[Finding]:
         for nic in host.physical_nics
         if nic.driver in fabric.MODULES
         and nic.up
+        and not _virtual_function(host, nic)
+        and not fabric.accelerates_netvsc(host, nic.name)
         and not nic.rdma_devices
         and nic.pci_address not in devices
         and not (nic.kind == "member" and (nic.pci_address or "").rpartition(".")[0] in cards)
     ]
     fast = [nic for nic in without if (nic.speed_bits_per_s or 0) >= _FAST_BITS_PER_S]
     loaded = fabric.modules(host)
-    if fast and not loaded:
-        raise Unknown(f"{fast[0].name} has no RDMA device, and /proc/modules was not recorded")
-    for nic in fast:
-        yield _finding(host, nic, fabric.MODULES[nic.driver or ""], loaded)
     for nic in without:
         if nic not in fast:
             yield Finding(level=Level.INFO, symptom=f"{nic.name} ({nic.driver}) could do RDMA", subject=nic.name)
+        elif loaded is None:
+            raise Unknown(f"{nic.name} has no RDMA device, and /proc/modules was not recorded")
+        else:
+            yield _finding(host, nic, fabric.MODULES[nic.driver or ""], loaded)
 
 
 def _finding(host: Host, nic: Nic, module: str, loaded: set[str]) -> Finding:
@@ -70,6 +75,12 @@ def _finding(host: Host, nic: Nic, module: str, loaded: set[str]) -> Finding:
         evidence=evidence,
         subject=nic.name,
     )
+
+
+def _virtual_function(host: Host, nic: Nic) -> bool:
+    """Whether a NIC is a virtual function: whether it may do RDMA is for the physical one to say."""
+    base = f"/sys/class/net/{nic.name}/device"
+    return host.tree.link(f"{base}/physfn") is not None or host.tree.read(f"{base}/device") in _MLX5_VIRTUAL
 
 
 def _per_namespace(host: Host) -> bool:

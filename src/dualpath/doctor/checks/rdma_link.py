@@ -10,7 +10,7 @@ from dualpath.doctor.base import Check, Finding, Level
 from dualpath.doctor.host import Host
 from dualpath.host.rdma import RdmaPort
 
-_WIDTH = re.compile(r"\((\d{1,2})X ?(\w*)\)", re.ASCII)
+_WIDTH = re.compile(r"\((\d{1,2})X\b", re.ASCII)
 
 
 def _judge(host: Host) -> Iterator[Finding]:
@@ -42,7 +42,7 @@ def _without_manager(port: RdmaPort) -> Finding:
     )
 
 
-def _down(host: Host, port: RdmaPort, ports: list[RdmaPort]) -> Iterator[Finding]:
+def _down(host: Host, port: RdmaPort, ports: tuple[RdmaPort, ...]) -> Iterator[Finding]:
     wanted = [fabric.wanted_up(host, name) for name in port.netdevs]
     # A second port of a card mostly has no cable. It matters if somebody set it up, or if the host has no other.
     matters = True in wanted or not any(other.state == "ACTIVE" for other in ports)
@@ -73,7 +73,7 @@ def _down(host: Host, port: RdmaPort, ports: list[RdmaPort]) -> Iterator[Finding
     )
 
 
-def _rate(host: Host, port: RdmaPort, ports: list[RdmaPort]) -> Iterator[Finding]:
+def _rate(host: Host, port: RdmaPort, ports: tuple[RdmaPort, ...]) -> Iterator[Finding]:
     if port.rate_bits_per_s is None:
         return
     same = [
@@ -89,8 +89,8 @@ def _rate(host: Host, port: RdmaPort, ports: list[RdmaPort]) -> Iterator[Finding
     best = max(same, default=0.0)
     if port.link_layer == "InfiniBand":
         width = _WIDTH.search(port.rate)
-        if width and int(width[1]) < 4 and "NDR" not in width[2]:  # NDR200 ports have 2 lanes by design
-            yield _slow(port, f"{width[1]} of 4 lanes in use", "a cable or module has lost lanes")
+        if width and width[1] == "1":  # two lanes may be meant: HDR100 and NDR200 are half a port
+            yield _slow(port, "one of four lanes is in use", "a cable or module has lost lanes")
             return
     if port.rate_bits_per_s < best:
         yield _slow(

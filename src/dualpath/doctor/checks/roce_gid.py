@@ -24,7 +24,7 @@ def _judge(host: Host) -> Iterator[Finding]:
             yield _empty(host, port)
             continue
         chosen[port.name] = gid
-        yield _table(port, gid)
+        yield _table(host, port, gid)
         yield from _pinned(host, port)
         yield from _connection_manager(host, port)
     if len({gid.index for gid in chosen.values()}) > 1:
@@ -50,21 +50,27 @@ def _empty(host: Host, port: RdmaPort) -> Finding:
     at = f"/sys/class/infiniband/{port.device}/ports/{port.port}/gids"
     if fabric.verbs_port(host, port) is None and host.output("show_gids") is None:
         return Finding(level=Level.UNKNOWN, symptom=f"{port.name}: GID table was not recorded", subject=port.name)
+    if not port.netdevs:
+        return Finding(
+            level=Level.INFO,
+            symptom=f"{port.name}: its interface, and with it its GIDs, are in another network namespace",
+            subject=port.name,
+        )
     pci = f"pci/{port.pci_address}"
     return Finding(
         level=Level.CRITICAL,
         symptom=f"{port.name}: GID table is empty, so no RoCE connection can be made",
-        cause="RoCE is off for the device, or the port's interface is in another network namespace",
+        cause="RoCE is off for the device",
         fix=f"devlink dev param set {pci} name enable_roce value true cmode driverinit && devlink dev reload {pci}",
         evidence=(f"{at}: no entry",),
         subject=port.name,
     )
 
 
-def _table(port: RdmaPort, gid: Gid) -> Finding:
+def _table(host: Host, port: RdmaPort, gid: Gid) -> Finding:
     name = gid.netdev or (port.netdevs[0] if port.netdevs else "the interface")
     evidence = tuple(_line(port, entry) for entry in port.gids)
-    if gid.version == 1:
+    if gid.version == 1 and None not in {entry.version for entry in port.gids}:
         return Finding(
             level=Level.CRITICAL,
             symptom=f"{port.name}: RoCE v1 only; index {gid.index} ({gid.address}) will be used",
@@ -75,7 +81,7 @@ def _table(port: RdmaPort, gid: Gid) -> Finding:
             evidence=evidence,
             subject=port.name,
         )
-    if gid.version is None:
+    if gid.version != 2:
         return Finding(
             level=Level.UNKNOWN,
             symptom=f"{port.name}: RoCE version of its GIDs is not known",
@@ -85,7 +91,7 @@ def _table(port: RdmaPort, gid: Gid) -> Finding:
         )
     if gid.link_local:
         return Finding(
-            level=Level.WARNING,
+            level=Level.INFO if fabric.never_used(host, port) else Level.WARNING,
             symptom=f"{port.name} ({name}): link-local GIDs only; index {gid.index} ({gid.address}) will be used",
             cause="the interface has no IP address, so the table lacks an IPv4-mapped entry; "
             "link-local addresses do not pass a router, and NCCL_IB_GID_INDEX=3 finds nothing",

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 
 _COUNTS = re.compile(r"(\d{1,9}) packets transmitted, (\d{1,9}) (?:packets )?received", re.ASCII)
-_LOCAL = re.compile(r"(?:local error: )?message too long,? ?\(?mtu[ =]{1,3}(\d{1,6})", re.ASCII | re.IGNORECASE)
-_ROUTER = re.compile(r"From (\S{1,80}?):? .{0,40}Frag(?:mentation)? needed.{0,20}\(mtu ?= ?(\d{1,6})\)", re.ASCII)
+_LOCAL = re.compile(r"message too long, mtu\s?[=:]\s?(\d{1,6})", re.ASCII | re.IGNORECASE)
+_ROUTER = re.compile(r"From (\S{1,80}).{0,40}(?:Frag needed|too big).{0,20}mtu ?= ?(\d{1,6})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
