@@ -189,6 +189,35 @@ def test_the_matrix_alone_shows_gpus() -> None:
     assert [(gpu.name, gpu.address, gpu.numa_node) for gpu in fabric.gpus(host)] == [("GPU0", "", 0), ("GPU1", "", 1)]
 
 
+def test_nvidia_smis_numbers_count_where_sysfs_shows_more_gpus() -> None:
+    query = "nvidia-smi --query-gpu=index,name,pci.bus_id,driver_version --format=csv,noheader"
+    recording = replace(HEALTHY["mlx5"], commands={query: Output("0, NVIDIA H100 PCIe, 00000000:9A:00.0, 535.183.06")})
+    assert [(gpu.name, gpu.address, gpu.numa_node) for gpu in fabric.gpus(Host(recording))] == [
+        ("GPU0", "0000:9a:00.0", 1)
+    ]
+
+
+def test_gids_come_from_a_tool_where_sysfs_was_not_recorded() -> None:
+    gids = tuple(f"/sys/class/infiniband/mlx5_{n}/ports/1/gid" for n in (0, 1))
+    bare = with_files(HEALTHY["mlx5"], {}, without=gids)
+    for tool in ("show_gids", "ibv_devinfo -v"):
+        (first, _) = fabric.ports(Host(replace(bare, commands={tool: bare.commands[tool]})))
+        assert [(entry.index, entry.version, str(entry.ipv4)) for entry in first.gids][2:] == [
+            (2, 1, "10.10.1.11"),
+            (3, 2, "10.10.1.11"),
+        ]
+
+
+def test_an_empty_table_means_that_roce_is_off_or_elsewhere() -> None:
+    port = "/sys/class/infiniband/mlx5_0/"
+    gone = (f"{port}ports/1/gid", "/sys/class/infiniband/mlx5_1")
+    empty = replace(with_files(HEALTHY["mlx5"], {}, without=gone), commands={"show_gids": Output("n_gids_found=0")})
+    assert [finding.level for finding in said(roce_gid, empty)] == [Level.CRITICAL]
+    elsewhere = with_files(empty, {}, without=(f"{port}device/net",))
+    assert [finding.level for finding in said(roce_gid, elsewhere)] == [Level.INFO]
+    assert [finding.level for finding in said(roce_gid, replace(empty, commands={}))] == [Level.UNKNOWN]
+
+
 def test_the_command_line_tells_where_the_iommus_groups_do_not() -> None:
     on = with_files(HEALTHY["mlx5"], {"/proc/cmdline": "ro intel_iommu=on"}, without=("/sys/kernel/iommu_groups",))
     assert [finding.level for finding in said(iommu_acs, on)] == [Level.WARNING]

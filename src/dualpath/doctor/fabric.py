@@ -19,7 +19,7 @@ from dualpath.doctor.parsers.rdma import parse_rdma_link
 from dualpath.doctor.parsers.show_gids import parse_show_gids
 from dualpath.host.nics import Nic
 from dualpath.host.pci import PciDevice, pci_device, pci_devices
-from dualpath.host.rdma import RdmaPort, rdma_ports
+from dualpath.host.rdma import Gid, RdmaPort, parse_gid, rdma_ports
 
 NVIDIA = 0x10DE
 
@@ -80,30 +80,34 @@ def pci(host: Host, address: str) -> PciDevice:
 
 @lru_cache(maxsize=8)
 def gpus(host: Host) -> tuple[Gpu, ...]:
-    """Return the NVIDIA GPUs, as sysfs, lspci or nvidia-smi show them."""
-    found: dict[str, int | None] = {
-        device.address: device.numa_node
-        for device in pci_devices(host.tree)
-        if device.vendor == NVIDIA
-        and device.class_code is not None
-        and device.class_code >> 8 in (0x0300, 0x0302)
-        and device.driver != "vfio-pci"  # a virtual machine's
-    }
-    for address, said in lspci(host).items():
-        is_gpu = "NVIDIA" in said.name and said.class_name in ("3D controller", "VGA compatible controller")
-        if is_gpu and said.driver != "vfio-pci":
-            found.setdefault(address, said.numa_node)
-    for row in gpu_query(host):
-        if row.get("pci.bus_id"):
-            found.setdefault(row["pci.bus_id"], None)
+    """Return the NVIDIA GPUs: those that nvidia-smi lists, or else all that sysfs or lspci show.
+
+    A container has some of the host's GPUs only, and nvidia-smi numbers those.
+    """
     matrix = topology(host)
-    if not found:
-        return tuple(Gpu(name, "", matrix.numa_nodes.get(name)) for name in matrix.gpus)
-    named = {f"GPU{at}": address for at, address in enumerate(sorted(found))}
+    named = {
+        f"GPU{row['index']}": row["pci.bus_id"] for row in gpu_query(host) if {"index", "pci.bus_id"} <= row.keys()
+    }
+    named = named or {f"GPU{at}": address for at, address in enumerate(_gpu_addresses(host))}
+    named = named or dict.fromkeys(matrix.gpus, "")
+    nodes = {name: pci(host, address).numa_node for name, address in named.items()}
     return tuple(
-        Gpu(name, address, matrix.numa_nodes.get(name) if found[address] is None else found[address])
+        Gpu(name, address, matrix.numa_nodes.get(name) if nodes[name] is None else nodes[name])
         for name, address in named.items()
     )
+
+
+def _gpu_addresses(host: Host) -> list[str]:
+    """Return the PCIe addresses of NVIDIA's GPUs, but for those given to virtual machines."""
+    shown = {
+        device.address: device.driver
+        for device in pci_devices(host.tree)
+        if device.vendor == NVIDIA and device.class_code is not None and device.class_code >> 8 in (0x0300, 0x0302)
+    }
+    for address, said in lspci(host).items():
+        if "NVIDIA" in said.name and said.class_name in ("3D controller", "VGA compatible controller"):
+            shown.setdefault(address, said.driver)
+    return sorted(address for address, driver in shown.items() if driver != "vfio-pci")
 
 
 def gpu_query(host: Host) -> list[dict[str, str]]:
@@ -126,15 +130,24 @@ def topology(host: Host) -> Topology:
 def ports(host: Host) -> tuple[RdmaPort, ...]:
     """Return every RDMA port that is this host's to use.
 
-    A GID table that sysfs did not give is taken from `show_gids`.
+    A GID table that sysfs did not give is taken from `show_gids`, or from `ibv_devinfo`.
     """
     shown = host.output("show_gids")
     tables = parse_show_gids(shown.stdout) if shown is not None else {}
     return tuple(
-        port if port.gids else replace(port, gids=tuple(tables.get((port.device, port.port), ())))
+        port
+        if port.gids
+        else replace(port, gids=tuple(tables.get((port.device, port.port)) or _verbs_gids(host, port)))
         for port in rdma_ports(host.tree) or _printed_ports(host)
         if not any(accelerates_netvsc(host, name) for name in port.netdevs)
     )
+
+
+def _verbs_gids(host: Host, port: RdmaPort) -> list[Gid]:
+    said = verbs_port(host, port)
+    entries = ((index, parse_gid(text), kind) for index, (text, kind) in (said.gids if said else {}).items())
+    versions = {"RoCE v1": 1, "RoCE v2": 2}
+    return [Gid(index, address, versions.get(kind), None) for index, address, kind in entries if address is not None]
 
 
 def accelerates_netvsc(host: Host, name: str) -> bool:
