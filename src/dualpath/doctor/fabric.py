@@ -19,7 +19,7 @@ from dualpath.doctor.parsers.rdma import parse_rdma_link
 from dualpath.doctor.parsers.show_gids import parse_show_gids
 from dualpath.host.nics import Nic
 from dualpath.host.pci import PciDevice, pci_device, pci_devices
-from dualpath.host.rdma import Gid, RdmaPort, parse_gid, rdma_ports
+from dualpath.host.rdma import Gid, RdmaPort, parse_gid, rdma_ports, roce_version
 
 NVIDIA = 0x10DE
 
@@ -146,8 +146,7 @@ def ports(host: Host) -> tuple[RdmaPort, ...]:
 def _verbs_gids(host: Host, port: RdmaPort) -> list[Gid]:
     said = verbs_port(host, port)
     entries = ((index, parse_gid(text), kind) for index, (text, kind) in (said.gids if said else {}).items())
-    versions = {"RoCE v1": 1, "RoCE v2": 2}
-    return [Gid(index, address, versions.get(kind), None) for index, address, kind in entries if address is not None]
+    return [Gid(index, address, roce_version(kind), None) for index, address, kind in entries if address is not None]
 
 
 def accelerates_netvsc(host: Host, name: str) -> bool:

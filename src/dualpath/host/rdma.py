@@ -84,6 +84,11 @@ def parse_gid(text: str) -> ipaddress.IPv6Address | None:
     return address if int(address) not in (0, 0xFE80 << 112) else None
 
 
+def roce_version(kind: str) -> int | None:
+    """Return 1 or 2 of a GID's type, `IB/RoCE v1`, `RoCE v1` or `RoCE v2`; `None` for another."""
+    return 2 if "RoCE v2" in kind else 1 if "RoCE v1" in kind else None
+
+
 def _port(tree: Tree, device: str, port: int) -> RdmaPort:
     base = f"{_CLASS}/{device}"
     at = f"{base}/ports/{port}"
@@ -115,8 +120,7 @@ def _gids(tree: Tree, at: str) -> list[Gid]:
         address = parse_gid(tree.read(f"{at}/gids/{name}") or "")
         if address is not None:
             kind = tree.read(f"{at}/gid_attrs/types/{name}") or ""
-            version = 2 if "v2" in kind else 1 if "v1" in kind else None
-            found.append(Gid(int(name), address, version, tree.read(f"{at}/gid_attrs/ndevs/{name}") or None))
+            found.append(Gid(int(name), address, roce_version(kind), tree.read(f"{at}/gid_attrs/ndevs/{name}") or None))
     return found
 
 
