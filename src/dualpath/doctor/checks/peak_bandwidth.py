@@ -1,0 +1,57 @@
+"""Raw bandwidth before anything else: a link that gives under half of its rate has a fault below the framework."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dualpath.doctor.base import Check, Finding, Level
+from dualpath.doctor.host import Host
+from dualpath.host.raw import RawReport, RawRow
+
+LEAST_SHARE = 0.5
+
+
+def judge(host: Host) -> Iterator[Finding]:
+    """Yield each pair of rails whose best measurement, of any size and lane, is under half of nominal."""
+    raw = host.measured.raw
+    for rails, rows in _by_rails(raw).items() if raw else ():
+        best = max(rows, key=lambda row: row.bits_per_s)
+        nominal = best.nominal_bits_per_s or _own_speed(host, rails[0])
+        if nominal is None or best.bits_per_s >= LEAST_SHARE * nominal:
+            continue
+        nic = next((nic for nic in host.nics if nic.name == rails[0]), None)
+        slot = f"lspci -vv -s {nic.pci_address} | grep -E 'LnkCap|LnkSta'" if nic and nic.pci_address else "lspci -vv"
+        yield Finding(
+            level=Level.WARNING,
+            symptom=f"{rails[0]} to {rails[1]}: {best.bits_per_s / 1e9:.3g} Gbit/s at best, "
+            f"{best.bits_per_s / nominal:.0%} of {nominal / 1e9:g}",
+            cause="the NIC's PCIe link is narrow or slow, or its memory is on the other NUMA node"
+            + (" (over TCP one CPU can be the limit too)" if best.transport == "tcp" else ""),
+            fix=f"{slot}; then repeat under numactl --cpunodebind={nic.numa_node if nic and nic.numa_node else 0} "
+            f"--membind={nic.numa_node if nic and nic.numa_node else 0}",
+            evidence=(
+                f"bench raw: {best.transport}, {best.lane} lane, {best.block_bytes} bytes, {best.in_flight} in flight",
+            ),
+            subject=rails[0],
+        )
+
+
+def _by_rails(raw: RawReport) -> dict[tuple[str, str], list[RawRow]]:
+    found: dict[tuple[str, str], list[RawRow]] = {}
+    for row in raw.rows:
+        if row.memory == "host":  # GPU memory has a check of its own
+            found.setdefault((row.local_rail, row.remote_rail), []).append(row)
+    return found
+
+
+def _own_speed(host: Host, rail: str) -> float | None:
+    return next((nic.speed_bits_per_s for nic in host.nics if nic.name == rail), None)
+
+
+CHECK = Check(
+    name="peak-bandwidth",
+    title="Measured bandwidth reaches half of nominal and more",
+    reads=("dualpath bench raw --json", "/sys/class/net/NIC/speed"),
+    reference="https://github.com/linux-rdma/perftest",
+    judge=judge,
+)
