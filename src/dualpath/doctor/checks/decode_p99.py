@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 from dualpath.doctor.base import Check, Finding, Level, Unknown
 from dualpath.doctor.host import Host
-from dualpath.doctor.qos import BULK_DSCP, PREFETCH_DSCP, REALTIME_DSCP, read_qos
+from dualpath.doctor.qos import BULK_DSCP, PREFETCH_DSCP, REALTIME_DSCP, Qos, read_qos
 from dualpath.doctor.runs import Run, SchemeRow, read_run
 from dualpath.doctor.subjects import roce_nics
 
@@ -25,13 +26,14 @@ def judge(host: Host) -> Iterator[Finding]:
 
 
 def _finding(host: Host, run: Run, row: SchemeRow) -> Finding:
-    stalled = row.stall_share >= STALLED
     waits = f"{row.stall_ms_per_token:.3g} ms of each token waiting for KV ({row.stall_share:.0%})"
-    if stalled:
+    if row.stall_share >= STALLED and row.scheme != "reduce":  # which fetches nothing, and has no window to enlarge
         cause = f"the prefetch window is too small: {waits}"
         fix = f"dualpath run --window {_doubled(run)}, or scheme reduce, which fetches nothing"
     else:
-        cause = f"QoS is off: little waiting on average ({waits}), but some messages wait behind bulk"
+        sorts = [qos.priority(REALTIME_DSCP) != qos.priority(PREFETCH_DSCP) for qos in _known(host)]
+        where = " somewhere on the path, though this host's NICs sort the lanes" if sorts and all(sorts) else ""
+        cause = f"QoS is off{where}: some messages wait behind bulk ({waits})"
         fix = (
             f"give the lanes priorities of their own on NICs and switches: DSCP {REALTIME_DSCP} real-time, "
             f"{PREFETCH_DSCP} prefetch, {BULK_DSCP} bulk; prefetch in a priority with PFC"
@@ -44,7 +46,7 @@ def _finding(host: Host, run: Run, row: SchemeRow) -> Finding:
         fix=fix,
         evidence=(
             f"run: {row.scheme}: tpot_ms_p99 {row.tpot_ms_p99:.3f}, stall_ms_per_token {row.stall_ms_per_token:.3f}",
-            *_sorting(host),
+            *(line for qos in _known(host) for line in qos.evidence),
         ),
         subject=row.scheme,
     )
@@ -54,15 +56,15 @@ def _doubled(run: Run) -> str:
     return f"{max(1, int(2 * run.window_bytes) >> 20)}MiB" if run.window_bytes > 0 else "larger than now"
 
 
-def _sorting(host: Host) -> Iterator[str]:
-    """Yield what is known of the NICs' priorities; nothing where they cannot be seen."""
+def _known(host: Host) -> list[Qos]:
+    """Return how the RoCE NICs sort, where that can be seen."""
+    found = []
     for roce in roce_nics(host):
-        try:
+        with suppress(Unknown):
             qos = read_qos(host, roce.nic)
-        except Unknown:
-            continue
-        if qos is not None:
-            yield from qos.evidence
+            if qos is not None:
+                found.append(qos)
+    return found
 
 
 CHECK = Check(

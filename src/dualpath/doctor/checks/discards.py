@@ -22,23 +22,26 @@ SHARE, LEAST = 1e-4, 1000
 @dataclass(frozen=True, slots=True)
 class _Reason:
     names: re.Pattern[str]
-    what: str
+    verb: str
+    where: str
     cause: str
 
 
 _REASONS = (
     _Reason(
         PORT_FULL,
-        "packets dropped, the port's buffer was full",
+        "dropped",
+        "the port's buffer was full",
         "the network is faster than this host takes packets away, and flow control did not stop it; or the peer's port "
         "runs at another rate",
     ),
     _Reason(
         NO_DESCRIPTOR,
-        "packets dropped, no receive buffer was posted",
+        "dropped",
+        "no receive buffer was posted",
         "the receive ring is short, or the CPU that serves it is late",
     ),
-    _Reason(ALLOWANCE, "packets shaped by the cloud", "the instance's network allowance is used up"),
+    _Reason(ALLOWANCE, "shaped", "the cloud held them back", "the instance's network allowance is used up"),
 )
 
 
@@ -62,16 +65,16 @@ def _judge(host: Host, nic: Nic, counts: Sample, reason: _Reason) -> Iterator[Fi
     most = max(totals.values(), default=0)
     received = packets(host, nic, counts.latest)
     if worst and moved[worst] >= PER_S * counts.seconds:
-        level, what = Level.WARNING, f"{moved[worst]:,} {reason.what}, within {counts.seconds:g} s"
+        level, what = Level.WARNING, f"{moved[worst]:,} packets {reason.verb} within {counts.seconds:g} s"
     elif most < LEAST or (reason.names is not ALLOWANCE and most < SHARE * received):
         return
     elif counts.after is not None:
-        level, what = Level.INFO, f"{most:,} {reason.what}, but none of late"
+        level, what = Level.INFO, f"{most:,} packets {reason.verb}, but none of late"
     else:
-        level, what = Level.WARNING, f"{most:,} {reason.what} so far"
+        level, what = Level.WARNING, f"{most:,} packets {reason.verb} so far"
     yield Finding(
         level=level,
-        symptom=f"{nic.name}: {what}",
+        symptom=f"{nic.name}: {what}: {reason.where}",
         cause=reason.cause,
         fix=_fix(host, nic, reason),
         evidence=tuple(

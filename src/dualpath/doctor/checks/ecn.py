@@ -15,7 +15,7 @@ _POINTS = {"roce_np": "notification", "roce_rp": "reaction"}
 def judge(host: Host) -> Iterator[Finding]:
     """Yield the mlx5 NICs that neither mark nor react at the prefetch lane's priority. Others have no such switch."""
     for roce in roce_nics(host):
-        if roce.nic.driver != "mlx5_core":
+        if roce.nic.driver != "mlx5_core" or rdma_unused(host, roce.device):
             continue
         priority = _priority(host, roce)
         paths = {point: f"/sys/class/net/{roce.name}/ecn/{point}/enable/{priority}" for point in _POINTS}
@@ -29,9 +29,8 @@ def judge(host: Host) -> Iterator[Finding]:
         off = [point for point, value in read.items() if value == "0"]
         if off:
             kinds = " and ".join(f"{_POINTS[point]} point" for point in off)
-            unused = rdma_unused(host, roce.device)
             yield Finding(
-                level=Level.INFO if unused else Level.WARNING,
+                level=Level.WARNING,
                 symptom=f"{roce.name}: ECN is off at priority {priority} ({kinds})",
                 cause="congestion is answered by pauses alone, which spread to other flows and hosts",
                 fix=" && ".join(f"echo 1 > {paths[point]}" for point in off),

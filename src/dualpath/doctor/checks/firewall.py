@@ -46,9 +46,7 @@ def _dropped(host: Host, line: str, verdict: Verdict, software: list[str]) -> Fi
     if software:
         where = f"software RoCE ({', '.join(software)}) loses all its packets"
     else:
-        where = (
-            "a NIC passes its own host's filter by, but a bridge, an offloaded flow or software RoCE does not"
-        )
+        where = "a NIC passes its own host's filter by, but a bridge, an offloaded flow or software RoCE does not"
     firewalld = host.output("systemctl is-active firewalld")
     if firewalld is not None and firewalld.stdout.strip() == "active":
         fix = f"firewall-cmd --permanent --add-port={ROCE_PORT}/udp && firewall-cmd --reload"

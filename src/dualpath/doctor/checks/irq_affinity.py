@@ -14,7 +14,7 @@ from dualpath.host.nics import Nic
 
 LEAST_QUEUES = 4
 MANY = 100_000
-"""Interrupts after which their spread says something."""
+"""Interrupts of one queue after which their spread says something: a single flow keeps to one queue."""
 ONE_CPU_SHARE = 0.95
 
 _QUEUE = re.compile(r"comp|tx-?rx|[-_](?:rx|tx|input|output|fp)\b|ceq", re.IGNORECASE)
@@ -69,10 +69,11 @@ def _cpus(host: Host, found: Interrupt) -> frozenset[int]:
 def _one_cpu(host: Host, nic: Nic, queues: Sequence[_Queue], mover: str) -> Finding | None:
     allowed = frozenset[int]().union(*(queue.cpus for queue in queues))
     taken = [sum(counts) for counts in zip(*(queue.interrupt.counts for queue in queues), strict=False)]
+    busy = [queue for queue in queues if sum(queue.interrupt.counts) >= MANY]
     busiest = max(range(len(taken)), key=lambda cpu: taken[cpu], default=0)
     if len(allowed) == 1 and all(queue.cpus for queue in queues):
         what = f"all {len(queues)} queues interrupt CPU {min(allowed)}"
-    elif sum(taken) >= MANY and taken[busiest] >= ONE_CPU_SHARE * sum(taken):
+    elif len(busy) >= LEAST_QUEUES and taken[busiest] >= ONE_CPU_SHARE * sum(taken):
         what = f"{taken[busiest] / sum(taken):.0%} of the interrupts of {len(queues)} queues went to CPU {busiest}"
     else:
         return None

@@ -30,13 +30,13 @@ def judge(host: Host) -> Iterator[Finding]:
         why = "no RDMA device here needs more" if not devices else "CAP_IPC_LOCK lifts the limit for this user"
         yield Finding(level=Level.INFO, symptom=f"{symptom}; {why}")
         return
-    raised = "ulimit -l unlimited" if hard is None else "two lines in /etc/security/limits.d/rdma.conf"
+    lines = "* soft memlock unlimited\\n* hard memlock unlimited\\n"
+    raised = "ulimit -l unlimited" if hard is None else f"printf '{lines}' > /etc/security/limits.d/rdma.conf"
     yield Finding(
         level=Level.WARNING,
         symptom=f"{symptom}, and RDMA on {', '.join(devices)} pins all that it registers",
         cause="registering a larger arena fails with `Cannot allocate memory`",
-        fix=f"{raised}: `* soft memlock unlimited`, `* hard memlock unlimited`, then log in again; "
-        "for a service LimitMEMLOCK=infinity, for a container --ulimit memlock=-1",
+        fix=f"{raised}, then log in again; for a service LimitMEMLOCK=infinity, for a container --ulimit memlock=-1",
         evidence=(
             f"/proc/self/limits: Max locked memory {soft} bytes (hard: {'unlimited' if hard is None else hard})",
         ),

@@ -12,8 +12,8 @@ from dualpath.host.nics import Nic
 
 DARK_DBM = -30.0
 """Less than any receiver of these links can use: no light."""
-COPPER_M = {25: 5.0, 100: 5.0, 200: 3.0, 400: 2.5, 800: 2.0}
-"""Longest passive copper cable by speed in Gbit/s (25GBASE-CR, 100GBASE-CR4: 5 m; 802.3ck: 2 m and a little)."""
+COPPER_M = {25: 5.0, 100: 5.0, 200: 3.0, 400: 3.0, 800: 2.5}
+"""Longest passive copper by speed in Gbit/s: IEEE 802.3by, bj and cd; from 400 on what is sold, 802.3ck says 2 m."""
 
 
 def judge(host: Host) -> Iterator[Finding]:

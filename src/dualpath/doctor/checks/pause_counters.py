@@ -65,15 +65,16 @@ def _held(nic: Nic, counts: Sample) -> Iterator[Finding]:
         share = microseconds / (counts.seconds * 1e6)
         if share < PAUSED_SHARE:
             continue
-        sent = f"tx_prio{priority}_bytes"
+        sent = "tx_bytes_phy" if priority is None else f"tx_prio{priority}_bytes"
+        where = "the link" if priority is None else f"priority {priority}"
         deadlocked = direction == "rx" and share >= DEADLOCK_SHARE and sent in counts.before and sent not in moved
         yield _finding(
             nic,
             direction,
             Level.CRITICAL if deadlocked or share >= STALLED_SHARE else Level.WARNING,
-            f"priority {priority} paused {share:.0%} of {counts.seconds:g} s"
+            f"{where} paused {share:.0%} of {counts.seconds:g} s"
             + (", and nothing was sent: deadlock or storm" if deadlocked else ""),
-            {f"{direction}_prio{priority}_pause_duration (us)": microseconds},
+            {f"{direction} pause duration of {where}, us": microseconds},
         )
     for pause in pauses(moved):
         rate = pause.frames / counts.seconds

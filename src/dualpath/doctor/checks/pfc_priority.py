@@ -112,7 +112,7 @@ def _sharing(roce: RoceNic, qos: Qos) -> Iterator[Finding]:
         lane_dscps = f"DSCP {REALTIME_DSCP} (real-time), {PREFETCH_DSCP} (prefetch) and {BULK_DSCP} (bulk)"
         yield Finding(
             level=Level.WARNING,
-            symptom=f"{roce.name}: {' and '.join(lanes)} share priority {lossless} with prefetch",
+            symptom=f"{roce.name}: prefetch shares priority {lossless} with {' and '.join(lanes)}",
             cause="one queue for several lanes: prefetch and its pauses hold up small messages, and P99 rises",
             fix=_spread(roce),
             evidence=(f"lanes: {lane_dscps}", *qos.evidence),

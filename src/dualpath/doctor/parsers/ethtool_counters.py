@@ -28,21 +28,22 @@ _PRIORITY_PAUSE = (
     re.compile(r"(rx|tx)_pfc_ena_frames_pri([0-7])"),  # bnxt
 )
 _LINK_PAUSE = (
-    re.compile(r"(rx|tx)_pause_ctrl_phy"),  # mlx5: PFC frames are among them
+    re.compile(r"(rx|tx)_global_pause"),  # mlx5
+    re.compile(r"(rx|tx)_pause_ctrl_phy"),  # mlx5 too: PFC frames are among them
     re.compile(r"(?:port\.)?link_xoff_(rx|tx)(?:\.nic)?"),  # ice, i40e
     re.compile(r"(rx|tx)_pause_frames"),  # bnxt
 )
-_PAUSED = re.compile(r"(rx|tx)_prio([0-7])_pause_duration")
+_PAUSED = re.compile(r"(rx|tx)_(?:prio([0-7])|global)_pause_duration")
 
 PORT_FULL = re.compile(
     r"(?:rx|tx)_discards_phy|rx_prio[0-7]_(?:discards|buf_discard|cong_discard)"  # mlx5
     r"|(?:port\.)?rx_(?:dropped|discards)(?:\.nic)?|(?:port\.)?rx_dropped"  # ice, i40e
-    r"|rx_stat_discard|rx_discard_packets_cos[0-7]"  # bnxt
+    r"|rx_stat_discard|rx_total_discard_pkts|rx_discard_packets_cos[0-7]"  # bnxt
 )
 """Dropped by the NIC because its port buffer was full: PCIe, memory or the path behind it did not keep up."""
 
 NO_DESCRIPTOR = re.compile(
-    r"rx_out_of_buffer|dev_out_of_buffer|rx_no_buffer(?:_count)?|rx_missed_errors|rx_queue_[0-9]+_drops"
+    r"rx_out_of_buffer|dev_out_of_buffer|rx_no_buffer(?:_count)?|rx_missed_errors|rx(?:_queue_)?[0-9]+_drops"
 )
 """Dropped because the host had posted no buffer: the ring is short, or the CPU late."""
 
@@ -93,10 +94,10 @@ def pauses(counters: Mapping[str, int]) -> list[PauseCount]:
     ]
 
 
-def paused_us(counters: Mapping[str, int]) -> dict[tuple[str, int], int]:
-    """Return for how long each (direction, priority) was paused so far, in microseconds (mlx5 only)."""
+def paused_us(counters: Mapping[str, int]) -> dict[tuple[str, int | None], int]:
+    """Return for how long each (direction, priority or link-wide) was paused so far, in microseconds (mlx5 only)."""
     return {
-        (match.group(1), int(match.group(2))): value
+        (match.group(1), int(match.group(2)) if match.group(2) else None): value
         for name, value in counters.items()
         if (match := _PAUSED.fullmatch(name))
     }

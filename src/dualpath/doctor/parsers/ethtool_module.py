@@ -24,6 +24,7 @@ _LIMIT = re.compile(
 )
 _FLAG = re.compile(r"(.*\S)\s+(high|low)\s+(alarm|warning)(.*)", re.IGNORECASE)
 _COPPER = re.compile(r"copper|\bDAC\b|base-CR[0-9]*|passive cable|twinax", re.IGNORECASE)
+_ACTIVE = re.compile(r"copper.*(?:active|limiting|linear|retim)", re.IGNORECASE)
 _OPTICAL = re.compile(
     r"VCSEL|DFB|EML|FP laser|optical|base-(?:SR|LR|ER|DR|FR|ZR)[0-9]*|\bAOC\b|\bLC\b|MPO", re.IGNORECASE
 )
@@ -58,7 +59,7 @@ class Module:
     part: str = ""
     transceiver: str = ""
     medium: str = ""
-    """`copper`, `optical`, or empty if it does not say."""
+    """`copper` (passive), `active copper`, `optical`, or empty if it does not say."""
     length_m: float | None = None
     temperature_c: float | None = None
     tx_dbm: dict[int, float] = field(default_factory=dict)
@@ -94,7 +95,7 @@ def parse_module(text: str) -> Module:
         vendor=_one(said, "vendor name"),
         part=_one(said, "vendor pn"),
         transceiver=_one(said, "transceiver type"),
-        medium="copper" if _COPPER.search(medium_text) else "optical" if _OPTICAL.search(medium_text) else "",
+        medium=_medium(medium_text),
         length_m=_length(said),
         temperature_c=number(_one(said, "module temperature")),
         tx_dbm=powers["tx"],
@@ -140,6 +141,14 @@ def _limit(limits: dict[str, dict[str, float]], match: re.Match[str], value: str
     stated = bound is not None and bound != (0 if where == "temperature" else NO_LIGHT_DBM)  # zeros: a blank page
     if bound is not None and stated:
         limits[where][f"{side}_{'alarm' if kind == 'alarm' else 'warning'}"] = bound
+
+
+def _medium(text: str) -> str:
+    if _ACTIVE.search(text):
+        return "active copper"
+    if _COPPER.search(text):
+        return "copper"
+    return "optical" if _OPTICAL.search(text) else ""
 
 
 def _length(said: dict[str, list[str]]) -> float | None:
