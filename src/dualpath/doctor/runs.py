@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 ALL_LOCAL = ("hf", "local")
 """Schemes that hold all KV here: no window, no network."""
+LARGEST = 1e18
+"""No time in milliseconds and no size in bytes is more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,4 +81,6 @@ def _table(run: Mapping[str, object], name: str) -> Mapping[str, object]:
 
 def _number(table: Mapping[str, object], name: str) -> float:
     value = table.get(name)
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LARGEST:
+        return math.nan
+    return float(value)

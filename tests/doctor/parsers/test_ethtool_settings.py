@@ -27,11 +27,24 @@ def test_rings_of_an_old_and_a_new_ethtool() -> None:
         "Ring parameters for eth2:\nPre-set maximums:\nRX:\t\t8192\nRX Mini:\t0\nRX Jumbo:\t0\nTX:\t\t8192\n"
         "Current hardware settings:\nRX:\t\t1024\nRX Mini:\t0\nRX Jumbo:\t0\nTX:\t\t512\n"
     )
-    new = (
-        "Ring parameters for eth2:\nPre-set maximums:\nRX:\t\t\t8192\nRX Mini:\t\tn/a\nRX Jumbo:\t\tn/a\n"
-        "TX:\t\t\t8192\nTX push buff len:\tn/a\nHDS thresh:\t\tn/a\nCurrent hardware settings:\nRX:\t\t\t1024\nRX Mini:\t\tn/a\n"
-        "RX Jumbo:\t\tn/a\nTX:\t\t\t512\nRX Buf Len:\t\tn/a\nCQE Size:\t\tn/a\nTX Push:\toff\nTCP data split:\toff\n"
-    )
+    new = """Ring parameters for eth2:
+Pre-set maximums:
+RX:			8192
+RX Mini:		n/a
+RX Jumbo:		n/a
+TX:			8192
+TX push buff len:	n/a
+HDS thresh:		n/a
+Current hardware settings:
+RX:			1024
+RX Mini:		n/a
+RX Jumbo:		n/a
+TX:			512
+RX Buf Len:		n/a
+CQE Size:		n/a
+TX Push:	off
+TCP data split:	off
+"""
     assert parse_rings(old) == parse_rings(new) == Rings(rx=1024, tx=512, rx_max=8192, tx_max=8192)
 
 

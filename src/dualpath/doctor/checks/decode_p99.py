@@ -21,7 +21,7 @@ def judge(host: Host) -> Iterator[Finding]:
     """Yield each scheme that keeps KV elsewhere and whose P99 is over budget, with the likelier of the two causes."""
     run = read_run(host.measured.run)
     for row in run.remote_rows if run else ():
-        if run is not None and row.tpot_ms_p99 > BUDGET * row.tpot_ms_p50:
+        if run is not None and row.tpot_ms_p99 > BUDGET * row.tpot_ms_p50 > 0:
             yield _finding(host, run, row)
 
 
