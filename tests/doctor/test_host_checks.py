@@ -21,6 +21,7 @@ from dualpath.testing.recordings import Fixture, load_fixture
 NAMES = (
     "pfc_priority",
     "ecn",
+    "ets",
     "pause_counters",
     "discards",
     "link_errors",

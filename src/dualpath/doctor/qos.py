@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from dualpath.doctor.base import Unknown
 from dualpath.doctor.host import Host
 from dualpath.doctor.parsers import dcb
-from dualpath.doctor.parsers.mlnx_qos import parse_mlnx_qos
+from dualpath.doctor.parsers.mlnx_qos import TrafficClass, parse_mlnx_qos
 from dualpath.doctor.subjects import said
 from dualpath.host.nics import Nic
 
@@ -33,6 +33,9 @@ class Qos:
     priority_of_dscp: Mapping[int, int] = field(default_factory=dict)
     buffer_of_priority: Mapping[int, int] = field(default_factory=dict)
     buffer_bytes: Mapping[int, int] = field(default_factory=dict)
+    class_of_priority: Mapping[int, int] = field(default_factory=dict)
+    classes: Mapping[int, TrafficClass] = field(default_factory=dict)
+    """How traffic classes share the link (ETS, IEEE 802.1Qaz)."""
 
     def priority(self, dscp: int) -> int:
         """Return the priority of an untagged packet with this DSCP."""
@@ -70,8 +73,10 @@ def pfc_command(nic: Nic, priority: int) -> str:
     if nic.driver == "mlx5_core":
         bits = ",".join("1" if p == priority else "0" for p in range(PRIORITIES))
         return f"mlnx_qos -i {nic.name} --trust dscp --pfc {bits}"
+    # the E810's firmware speaks DCBX itself, unless told not to
+    own = f"ethtool --set-priv-flags {nic.name} fw-lldp-agent off && " if nic.driver == "ice" else ""
     return (
-        f"dcb app replace dev {nic.name} dscp-prio {PREFETCH_DSCP}:{priority} && "
+        f"{own}dcb app replace dev {nic.name} dscp-prio {PREFETCH_DSCP}:{priority} && "
         f"dcb pfc set dev {nic.name} prio-pfc all:off {priority}:on"
     )
 
@@ -91,6 +96,8 @@ def _by_mlnx_qos(host: Host, nic: Nic) -> Qos | None:
         {**by_rule, **qos.priority_of_dscp},
         dict(enumerate(qos.buffer_of_priority)),
         dict(enumerate(qos.buffer_bytes)),
+        qos.class_of_priority,
+        qos.classes,
     )
 
 
@@ -103,6 +110,8 @@ def _by_dcb(host: Host, nic: Nic) -> Qos | None:
     table = dcb.parse_dscp_priorities(said(host, f"dcb app show dev {nic.name}") or "")
     order = dcb.parse_trust(said(host, f"dcb apptrust show dev {nic.name}") or "")
     buffers = said(host, f"dcb buffer show dev {nic.name}") or ""
+    ets = said(host, f"dcb ets show dev {nic.name}") or ""
+    shares, algorithms = dcb.parse_tc_bandwidth(ets), dcb.parse_tc_algorithms(ets)
     trusts_dscp = "dscp" in order if order else bool(table)  # drivers trust the DSCP once one is mapped
     return Qos(
         line,
@@ -111,4 +120,6 @@ def _by_dcb(host: Host, nic: Nic) -> Qos | None:
         table,
         dcb.parse_prio_buffer(buffers),
         dcb.parse_buffer_bytes(buffers),
+        dcb.parse_prio_tc(ets),
+        {tc: TrafficClass(tsa, shares.get(tc) if tsa == "ets" else None) for tc, tsa in algorithms.items()},
     )

@@ -48,6 +48,10 @@ def nft(*rules: str, policy: str = "accept", more: str = "") -> bool:
         (("udp dport @blocked drop",), "accept", False),
         (('log prefix "dropped: " drop',), "accept", True),
         (('counter comment "udp dport 4791 drop"',), "accept", False),
+        (("ct state vmap { established : accept, related : accept, invalid : drop }",), "accept", False),
+        (('iifname vmap { "lo" : accept, "eth2" : drop }',), "accept", False),  # not followed
+        (("meta mark and 0x8000 == 0x8000 drop",), "accept", False),
+        (("limit rate 10/second accept", "drop"), "accept", False),
     ],
 )
 def test_nft_rules(rules: tuple[str, ...], policy: str, dropped: bool) -> None:
@@ -79,6 +83,11 @@ def test_nft_puts_broken_sets_together() -> None:
     assert not nft("udp dport { 53,\n\t\t\t     4791 } accept", policy="drop")
 
 
+def test_chains_that_jump_deeper_than_the_kernel_allows_end() -> None:
+    deep = "".join(f"-A c{n} -j c{n + 1}\n" for n in range(3000))
+    assert not judge_iptables(f"*filter\n:INPUT ACCEPT [0:0]\n-A INPUT -j c0\n{deep}", PORT).dropped
+
+
 def test_nft_chains_that_jump_in_a_circle_end() -> None:
     more = "\tchain a {\n\t\tjump b\n\t\tjump b\n\t}\n\tchain b {\n\t\tjump a\n\t\tjump a\n\t}\n"
     assert not nft("jump a", more=more)
@@ -105,6 +114,8 @@ def test_nft_chains_that_jump_in_a_circle_end() -> None:
             True,
         ),
         ("-A FORWARD -p udp --dport 4791 -j DROP", "ACCEPT", False),
+        ("-A INPUT -m addrtype --dst-type LOCAL -j RETURN\n-A INPUT -j DROP", "ACCEPT", False),  # as ufw has it
+        ("-A INPUT -m mark --mark 0x8000/0x8000 -j DROP", "ACCEPT", False),  # as Kubernetes has it
     ],
 )
 def test_iptables_rules(rules: str, policy: str, dropped: bool) -> None:

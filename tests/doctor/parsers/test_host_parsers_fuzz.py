@@ -46,6 +46,7 @@ PARSERS: tuple[Callable[[str], object], ...] = (
     dcb.parse_default_priority,
     dcb.parse_prio_tc,
     dcb.parse_tc_bandwidth,
+    dcb.parse_tc_algorithms,
     dcb.parse_prio_buffer,
     dcb.parse_buffer_bytes,
     dcb.parse_trust,
@@ -102,4 +103,5 @@ def test_mutated_output(text: str, cuts: list[tuple[float, int, str]]) -> None:
 def test_numbers_without_end(text: str) -> None:
     for parse in PARSERS:
         parse(text)
+        parse(f"enabled {text}x\n 1: {text} x\nMax {text}\norder {text}\nlog prefix {text} drop")
         parse(f"RX: {text}\nCapEff:\t{text}\nenabled {text}\nModule temperature : {text} C\ndscp-prio {text}:{text}")

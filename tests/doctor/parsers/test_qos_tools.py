@@ -91,6 +91,7 @@ def test_dcb_ets_and_buffers() -> None:
     ets = "willing off ets-cap 8 cbs off\ntc-bw 0:60 1:40 2:0\ntc-tsa 0:ets 1:ets 2:strict\nprio-tc 0:0 1:1 2:2"
     assert dcb.parse_prio_tc(ets) == {0: 0, 1: 1, 2: 2}
     assert dcb.parse_tc_bandwidth(ets) == {0: 60, 1: 40, 2: 0}
+    assert dcb.parse_tc_algorithms(ets) == {0: "ets", 1: "ets", 2: "strict"}
     buffers = "prio-buffer 0:0 1:0 3:1\nbuffer-size 0:18048b 1:16KiB 2:2Kb 3:0b total-size 28320b"
     assert dcb.parse_prio_buffer(buffers) == {0: 0, 1: 0, 3: 1}
     assert dcb.parse_buffer_bytes(buffers) == {0: 18048, 1: 16384, 2: 2000, 3: 0}

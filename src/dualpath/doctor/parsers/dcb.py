@@ -56,6 +56,11 @@ def parse_tc_bandwidth(text: str) -> dict[int, int]:
     return _numbers(text, "tc-bw")
 
 
+def parse_tc_algorithms(text: str) -> dict[int, str]:
+    """Return `ets`, `strict`, `cbs` or `vendor` by traffic class, out of `dcb ets show`."""
+    return {int(key[:3]): value for key, value in _pairs(text, "tc-tsa") if key.isdigit()}
+
+
 def parse_prio_buffer(text: str) -> dict[int, int]:
     """Return buffer by priority, out of `dcb buffer show`."""
     return _numbers(text, "prio-buffer")

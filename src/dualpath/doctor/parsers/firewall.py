@@ -1,7 +1,7 @@
 """`nft list ruleset` and `iptables-save`: what happens to a new UDP packet for one port.
 
-Both are read into the same chains. A rule whose other conditions cannot be judged (an address, a mark, a named set)
-is a `maybe`: it may accept, and it is not held against the host if it drops, so that no alarm is false.
+Both are read into the same chains. A rule that may or may not hold counts if it accepts, and is not held against the
+host if it drops: a false alarm is worse than a missed one.
 """
 
 from __future__ import annotations
@@ -10,19 +10,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-MOST_CHAINS = 500
-"""Chains that are walked; a limit to how deep they call each other (the kernel allows 16 levels)."""
+from dualpath.doctor.parsers.firewall_rules import Packet, Rule, iptables_rule, nft_rule
 
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """`action` is accept, drop, reject, return, jump or goto; `target` is the chain of the last two."""
-
-    text: str
-    matches: str
-    """`yes`, `no` or `maybe`."""
-    action: str
-    target: str = ""
+DEEPEST = 16
+"""How deep chains may jump: the kernel's own limit."""
 
 
 @dataclass(slots=True)
@@ -51,7 +42,7 @@ def judge_nft(text: str, port: int, interfaces: Iterable[str] = ()) -> Verdict:
     Only what filters IPv4 counts (families `ip` and `inet`): hosts that do not use IPv6 often drop all of it.
     """
     tables: dict[str, dict[str, Chain]] = {}
-    names = frozenset(interfaces)
+    packet = Packet(port, frozenset(interfaces))
     chains: dict[str, Chain] = {}
     chain: Chain | None = None
     for line in _statements(text):
@@ -69,14 +60,14 @@ def judge_nft(text: str, port: int, interfaces: Iterable[str] = ()) -> Verdict:
             chain.hook = hook.group(1) if hook else ""
             chain.policy = policy.group(1) if policy else "accept"
         elif chain is not None and line:
-            chain.rules.append(_nft_rule(line, port, names))
+            chain.rules.append(nft_rule(line, packet))
     return _all(tables)
 
 
 def judge_iptables(text: str, port: int, interfaces: Iterable[str] = ()) -> Verdict:
     """Return the verdict of `iptables-save` output on a new UDP packet for `port` coming in at one of `interfaces`."""
     tables: dict[str, dict[str, Chain]] = {}
-    names = frozenset(interfaces)
+    packet = Packet(port, frozenset(interfaces))
     chains: dict[str, Chain] = {}
     for line in text.splitlines():
         line = line.strip()
@@ -87,7 +78,7 @@ def judge_iptables(text: str, port: int, interfaces: Iterable[str] = ()) -> Verd
             chains[match.group(1)] = Chain(match.group(1), hook, match.group(2).lower())
         elif match := re.match(r"-A\s+(\S+)\s+(.*)", line):
             chain = chains.setdefault(match.group(1), Chain(match.group(1)))
-            chain.rules.append(_iptables_rule(match.group(2), port, names))
+            chain.rules.append(iptables_rule(match.group(2), packet))
     return _all(tables)
 
 
@@ -108,7 +99,7 @@ def _all(tables: Mapping[str, Mapping[str, Chain]]) -> Verdict:
         for chain in chains.values():
             if chain.hook not in ("input", "prerouting"):
                 continue
-            verdict = _walk(chain, chains, reached)
+            verdict = _walk(chain, chains, reached, DEEPEST)
             if verdict is None and chain.policy == "drop":
                 verdict = Verdict(dropped=True, because="policy drop")
             if verdict is not None and verdict.dropped:
@@ -116,137 +107,32 @@ def _all(tables: Mapping[str, Mapping[str, Chain]]) -> Verdict:
     return Verdict(dropped=False)
 
 
-def _walk(chain: Chain, chains: Mapping[str, Chain], reached: dict[str, Verdict | None]) -> Verdict | None:
+def _walk(chain: Chain, chains: Mapping[str, Chain], reached: dict[str, Verdict | None], depth: int) -> Verdict | None:
     """Return the first verdict of a chain; `None` if the packet reaches its end. Each chain is walked once."""
     if chain.name not in reached:
         reached[chain.name] = None  # chains that jump in a circle are refused by the kernel
-        reached[chain.name] = _first(chain, chains, reached)
+        reached[chain.name] = _first(chain, chains, reached, depth)
     return reached[chain.name]
 
 
-def _first(chain: Chain, chains: Mapping[str, Chain], reached: dict[str, Verdict | None]) -> Verdict | None:
+def _first(chain: Chain, chains: Mapping[str, Chain], reached: dict[str, Verdict | None], depth: int) -> Verdict | None:
+    certain = True  # no longer so after a rule that may have left this chain
     for rule in chain.rules:
         if rule.matches == "no":
             continue
+        sure = certain and rule.matches == "yes"
         if rule.action == "accept":
             return Verdict(dropped=False, because=rule.text)
-        if rule.action in ("drop", "reject") and rule.matches == "yes":
+        if rule.action in ("drop", "reject") and sure:
             return Verdict(dropped=True, because=rule.text)
-        if rule.action == "return" and rule.matches == "yes":
-            return None
-        if rule.action in ("jump", "goto") and rule.target in chains and len(reached) < MOST_CHAINS:
-            verdict = _walk(chains[rule.target], chains, reached)
-            if verdict is not None and not (verdict.dropped and rule.matches == "maybe"):
+        if rule.action == "return":
+            if sure:
+                return None
+            certain = False
+        elif rule.action in ("jump", "goto") and rule.target in chains and depth > 0:
+            verdict = _walk(chains[rule.target], chains, reached, depth - 1)
+            if verdict is not None and (sure or not verdict.dropped):
                 return verdict
-            if rule.action == "goto" and rule.matches == "yes":
+            if rule.action == "goto" and sure:
                 return None
     return None
-
-
-def _nft_rule(line: str, port: int, names: frozenset[str]) -> Rule:
-    text = re.sub(r"\bcomment\s+\"[^\"]*\"", "", re.sub(r"#.*$", "", line)).strip()
-    action = re.search(r"\b(accept|drop|reject|return)\b(?!.*\b(?:accept|drop|reject|return)\b)", text)
-    jump = re.search(r"\b(jump|goto)\s+(\S+)", text)
-    rest = re.sub(
-        r"\bcounter(?:\s+packets\s+\d+\s+bytes\s+\d+)?|\blog\b(?:\s+(?:prefix|level|group)\s+(?:\"[^\"]*\"|\S+))*",
-        "",
-        text,
-    )
-    rest = re.sub(r"\breject\s+with\s+.*$|\b(?:accept|drop|reject|return)\b|\b(?:jump|goto)\s+\S+", "", rest)
-    matches = _conditions(_nft_conditions(rest, port, names))
-    if jump:
-        return Rule(line, matches, jump.group(1), jump.group(2))
-    return Rule(line, matches, action.group(1) if action else "")
-
-
-def _nft_conditions(rest: str, port: int, names: frozenset[str]) -> list[str]:
-    found = []
-
-    def take(pattern: str, judge: object) -> None:
-        nonlocal rest
-        for match in re.finditer(pattern, rest):
-            found.append(judge(match) if callable(judge) else str(judge))
-        rest = re.sub(pattern, " ", rest)
-
-    value = r"(!=\s*)?(\{[^}]*\}|\S+)"
-    take(rf"\b(?:udp|th)\s+dport\s+{value}", lambda m: _negate(m.group(1), _ports(m.group(2), port)))
-    take(r"\b(?:tcp|sctp|dccp|icmp|icmpv6)\s+(?:dport|sport|type|flags)\s+(?:!=\s*)?(?:\{[^}]*\}|\S+)", "no")
-    take(
-        rf"\b(?:meta\s+l4proto|ip\s+protocol|ip6\s+nexthdr)\s+{value}",
-        lambda m: _negate(m.group(1), _one_of(m.group(2), {"udp", "17"})),
-    )
-    take(rf"\bct\s+state\s+{value}", lambda m: _negate(m.group(1), _one_of(m.group(2), {"new"})))
-    take(r"\bct\s+state\s+vmap\s+\{[^}]*\}", "maybe")
-    take(rf"\b(?:iifname|iif)\s+{value}", lambda m: _negate(m.group(1), _one_of(m.group(2), names)))
-    if rest.strip():
-        found.append("maybe")
-    return found
-
-
-def _iptables_rule(text: str, port: int, names: frozenset[str]) -> Rule:
-    found = []
-    rest = re.sub(
-        r"-m\s+comment|--comment\s+(?:\"[^\"]*\"|\S+)|--reject-with\s+\S+|--log-\S+\s+(?:\"[^\"]*\"|\S+)", " ", text
-    )
-    options = re.findall(r"(!\s+)?(--?[a-zA-Z0-9-]+)((?:\s+(?!-|!\s)\S+)*)", rest)
-    action, target = "", ""
-    for negated, option, value in options:
-        value = value.strip()
-        if option in ("-j", "-g"):
-            action = (
-                value.lower()
-                if value in ("ACCEPT", "DROP", "REJECT", "RETURN")
-                else "goto"
-                if option == "-g"
-                else "jump"
-            )
-            target = value
-        elif option in ("-p", "--protocol"):
-            found.append(_negate(negated, "yes" if value in ("udp", "17", "all") else "no"))
-        elif option in ("--dport", "--dports", "--destination-port", "--destination-ports"):
-            found.append(_negate(negated, _ports(value.replace(":", "-"), port)))
-        elif option in ("--state", "--ctstate"):
-            found.append(_negate(negated, _one_of(value.lower(), {"new"})))
-        elif option in ("-i", "--in-interface"):
-            found.append(_negate(negated, _one_of(value, names)))
-        elif option not in ("-m", "--match"):
-            found.append("maybe")
-    return Rule(text, _conditions(found), action, target)
-
-
-def _conditions(found: Iterable[str]) -> str:
-    told = set(found)
-    return "no" if "no" in told else "maybe" if "maybe" in told else "yes"
-
-
-def _negate(negation: str, answer: str) -> str:
-    return {"yes": "no", "no": "yes"}.get(answer, answer) if negation else answer
-
-
-def _words(value: str) -> list[str]:
-    return [word.strip().strip('"') for word in value.strip("{} ").split(",") if word.strip()]
-
-
-def _one_of(value: str, wanted: Iterable[str]) -> str:
-    """Judge a value or set against what the packet may be; a pattern (`eth*`, `@set`) may match."""
-    words = _words(value)
-    wanted = set(wanted)
-    if any(word in wanted for word in words):
-        return "yes"
-    if any(word.startswith("@") for word in words):
-        return "maybe"
-    stems = [word.rstrip("*+") for word in words if word.endswith(("*", "+"))]
-    return "yes" if any(name.startswith(stem) for name in wanted for stem in stems) else "no"
-
-
-def _ports(value: str, port: int) -> str:
-    """Judge a port, a range `4000-5000` or a set of them."""
-    for word in _words(value):
-        if word.startswith(("@", "$")):
-            return "maybe"
-        match = re.fullmatch(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", word)
-        if match and int(match.group(1)) <= port <= int(match.group(2) or match.group(1)):
-            return "yes"
-        if not match and not word.isdigit():
-            return "maybe"  # a service by name
-    return "no"

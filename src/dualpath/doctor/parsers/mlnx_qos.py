@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 _TC = re.compile(r"tc:\s*([0-9]{1,2})\b(?:.*\btsa:\s*(\w+))?(?:.*\bbw:\s*([0-9]{1,3})%)?", re.IGNORECASE)
 _DSCP = re.compile(r"prio:\s*([0-7])\s+dscp:([0-9,\s]*)", re.IGNORECASE)
 _PRIORITY = re.compile(r"priority:\s+([0-7])\s*", re.IGNORECASE)
-_ROW = re.compile(r"(enabled|buffer)\s+((?:[0-9]+\s*){8})", re.IGNORECASE)
+_ROW = re.compile(r"(enabled|buffer)\s+((?:[0-9]+\s+){7}[0-9]+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
