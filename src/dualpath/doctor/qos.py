@@ -69,10 +69,11 @@ def read_qos(host: Host, nic: Nic) -> Qos | None:
 
 
 def pfc_command(nic: Nic, priority: int) -> str:
-    """Return the command that makes `priority` lossless and trusts the DSCP."""
+    """Return the command that makes `priority` lossless, trusts the DSCP, and sorts prefetch there."""
     if nic.driver == "mlx5_core":
         bits = ",".join("1" if p == priority else "0" for p in range(PRIORITIES))
-        return f"mlnx_qos -i {nic.name} --trust dscp --pfc {bits}"
+        mapped = "" if priority == PREFETCH_DSCP >> 3 else f" --dscp2prio set,{PREFETCH_DSCP},{priority}"
+        return f"mlnx_qos -i {nic.name} --trust dscp --pfc {bits}{mapped}"
     # the E810's firmware speaks DCBX itself, unless told not to
     own = f"ethtool --set-priv-flags {nic.name} fw-lldp-agent off && " if nic.driver == "ice" else ""
     return (

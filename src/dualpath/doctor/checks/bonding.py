@@ -31,7 +31,7 @@ def _down(name: str, path: str, bond: Bond) -> Finding | None:
         level=Level.CRITICAL if alone else Level.WARNING,
         symptom=f"{name}: {len(down)} of {len(bond.members)} members are down: {', '.join(down)}",
         cause="cable, module or switch port of that member; the bond goes on with less bandwidth",
-        fix=" && ".join(f"ip link set {member} up" for member in down) + ", then look at its cable",
+        fix=" && ".join(f"ip link set {member} up" for member in down) + "  # then look at its cable",
         evidence=(f"{path}: MII Status down for {', '.join(down)}",),
         subject=name,
     )

@@ -24,7 +24,7 @@ def judge(host: Host) -> Iterator[Finding]:
             cause="whoever waits for a packet spins meanwhile, and takes the CPU from compute",
             fix="sysctl -w "
             + " ".join(f"net.core.{name}=0" for name in on)
-            + "; where it is wanted, give it CPUs of its own, or set SO_BUSY_POLL for the one socket",
+            + "  # where it is wanted: CPUs of its own, or SO_BUSY_POLL for the one socket",
             evidence=tuple(f"/proc/sys/net/core/{name}: {us}" for name, us in on.items()),
         )
     for nic in fast_nics(host):

@@ -29,7 +29,7 @@ def _finding(host: Host, run: Run, row: SchemeRow) -> Finding:
     waits = f"{row.stall_ms_per_token:.3g} ms of each token waiting for KV ({row.stall_share:.0%})"
     if row.stall_share >= STALLED and row.scheme != "reduce":  # which fetches nothing, and has no window to enlarge
         cause = f"the prefetch window is too small: {waits}"
-        fix = f"dualpath run --window {_doubled(run)}, or scheme reduce, which fetches nothing"
+        fix = f"dualpath run --window {_doubled(run)}  # or scheme reduce, which fetches nothing"
     else:
         sorts = [qos.priority(REALTIME_DSCP) != qos.priority(PREFETCH_DSCP) for qos in _known(host)]
         where = " somewhere on the path, though this host's NICs sort the lanes" if sorts and all(sorts) else ""

@@ -38,14 +38,15 @@ def _judge(roce: RoceNic, qos: Qos) -> Iterator[Finding]:
         cause = "under load the other classes take all bandwidth, and prefetch comes to a halt"
     else:
         return
+    source = qos.source.replace(" pfc ", " ets ")  # dcb has a command for each
     yield Finding(
         level=Level.WARNING,
         symptom=symptom,
         cause=cause,
         fix=_fix(roce, priority),
         evidence=(
-            f"{qos.source}: class by priority {dict(sorted(qos.class_of_priority.items()))}",
-            *((f"{qos.source}: class {number}: {share.tsa}, {share.percent} %",) if share else ()),
+            f"{source}: class by priority {dict(sorted(qos.class_of_priority.items()))}",
+            *((f"{source}: class {number}: {share.tsa}, {share.percent} %",) if share else ()),
         ),
         subject=roce.name,
     )

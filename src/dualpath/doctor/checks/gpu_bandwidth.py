@@ -35,9 +35,10 @@ def judge(host: Host) -> Iterator[Finding]:
             f"({gpu / cpu:.0%})",
             cause="data is staged through host memory: GPUDirect RDMA is not in use, or the NIC is far from the GPU"
             if loaded
-            else "data is staged through host memory: neither nvidia_peermem nor dma-buf is in use",
-            fix=("nvidia-smi topo -m: choose a NIC with PIX or PXB to the GPU" if loaded else "modprobe nvidia_peermem")
-            + ", then measure again with GPU buffers (ib_write_bw --use_cuda=0, of perftest)",
+            else "data is staged through host memory: nvidia_peermem is not loaded, and dma-buf does not take its place",
+            fix="nvidia-smi topo -m  # take a NIC that is PIX or PXB from the GPU, then measure again"
+            if loaded
+            else "modprobe nvidia_peermem  # then measure again with GPU buffers: ib_write_bw --use_cuda=0, of perftest",
             evidence=(
                 f"bench raw: gpu {kinds['gpu'].block_bytes} bytes, host {kinds['host'].block_bytes} bytes",
                 f"/sys/module: {', '.join(loaded) or 'no nvidia_peermem'}",

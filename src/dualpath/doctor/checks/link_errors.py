@@ -114,7 +114,7 @@ def _wrong_fec(nic: Nic, fec: Fec) -> Iterator[Finding]:
         level=Level.WARNING,
         symptom=symptom,
         cause=cause,
-        fix=f"ethtool --set-fec {nic.name} encoding rs, and the same on the switch port",
+        fix=f"ethtool --set-fec {nic.name} encoding rs  # and the same on the switch port",
         evidence=(f"ethtool --show-fec {nic.name}: configured {' '.join(configured)}, active {' '.join(fec.active)}",),
         subject=nic.name,
     )

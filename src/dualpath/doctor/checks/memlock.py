@@ -36,7 +36,7 @@ def judge(host: Host) -> Iterator[Finding]:
         level=Level.WARNING,
         symptom=f"{symptom}, and RDMA on {', '.join(devices)} pins all that it registers",
         cause="registering a larger arena fails with `Cannot allocate memory`",
-        fix=f"{raised}, then log in again; for a service LimitMEMLOCK=infinity, for a container --ulimit memlock=-1",
+        fix=f"{raised}  # then log in again; for a service LimitMEMLOCK=infinity, for a container --ulimit memlock=-1",
         evidence=(
             f"/proc/self/limits: Max locked memory {soft} bytes (hard: {'unlimited' if hard is None else hard})",
         ),

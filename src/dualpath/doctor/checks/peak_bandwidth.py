@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from dualpath.doctor.base import Check, Finding, Level
 from dualpath.doctor.host import Host
+from dualpath.host.nics import Nic
 from dualpath.host.raw import RawReport, RawRow
 
 LEAST_SHARE = 0.5
@@ -20,20 +21,28 @@ def judge(host: Host) -> Iterator[Finding]:
         if nominal is None or best.bits_per_s >= LEAST_SHARE * nominal:
             continue
         nic = next((nic for nic in host.nics if nic.name == rails[0]), None)
-        slot = f"lspci -vv -s {nic.pci_address} | grep -E 'LnkCap|LnkSta'" if nic and nic.pci_address else "lspci -vv"
         yield Finding(
             level=Level.WARNING,
             symptom=f"{rails[0]} to {rails[1]}: {best.bits_per_s / 1e9:.3g} Gbit/s at best, "
             f"{best.bits_per_s / nominal:.0%} of {nominal / 1e9:g}",
             cause="the NIC's PCIe link is narrow or slow, or its memory is on the other NUMA node"
             + (" (over TCP one CPU can be the limit too)" if best.transport == "tcp" else ""),
-            fix=f"{slot}; then repeat under numactl --cpunodebind={nic.numa_node if nic and nic.numa_node else 0} "
-            f"--membind={nic.numa_node if nic and nic.numa_node else 0}",
+            fix=_fix(nic),
             evidence=(
                 f"bench raw: {best.transport}, {best.lane} lane, {best.block_bytes} bytes, {best.in_flight} in flight",
             ),
             subject=rails[0],
         )
+
+
+def _fix(nic: Nic | None) -> str:
+    """Return how to look at the slot, and on which NUMA node to repeat the measurement where there are several."""
+    slot = f"-s {nic.pci_address} " if nic is not None and nic.pci_address else ""
+    look = f"lspci -vv {slot}| grep -E 'LnkCap|LnkSta'"
+    if nic is None or nic.numa_node is None:
+        return f"{look}  # the two should agree"
+    node = nic.numa_node
+    return f"{look}  # the two should agree; then measure again under numactl --cpunodebind={node} --membind={node}"
 
 
 def _by_rails(raw: RawReport) -> dict[tuple[str, str], list[RawRow]]:

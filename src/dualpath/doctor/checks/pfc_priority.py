@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dualpath.doctor.base import Check, Finding, Level, Unknown
 from dualpath.doctor.host import Host
 from dualpath.doctor.parsers.ethtool_pause import parse_pause
-from dualpath.doctor.qos import BULK_DSCP, PREFETCH_DSCP, REALTIME_DSCP, Qos, pfc_command, read_qos
-from dualpath.doctor.subjects import RoceNic, rdma_unused, roce_nics, said
+from dualpath.doctor.qos import BULK_DSCP, PREFETCH_DSCP, PRIORITIES, REALTIME_DSCP, Qos, pfc_command, read_qos
+from dualpath.doctor.subjects import RoceNic, rdma_unused, roce_nics
 
 BREAKS_OFF = "RDMA connects, and transfers break off or crawl as soon as a buffer overflows"
 
@@ -20,7 +20,8 @@ def judge(host: Host) -> Iterator[Finding]:
         try:
             qos = read_qos(host, roce.nic)
         except Unknown as why:
-            yield Finding(level=Level.UNKNOWN, symptom=str(why), fix=why.fix, subject=roce.name)
+            if not rdma_unused(host, roce.device):
+                yield Finding(level=Level.UNKNOWN, symptom=str(why), fix=why.fix, subject=roce.name)
             continue
         if qos is None:
             continue
@@ -37,7 +38,8 @@ def judge(host: Host) -> Iterator[Finding]:
 
 def _lossy(host: Host, roce: RoceNic, qos: Qos) -> Finding:
     """PFC is off altogether: fine with link-wide pause or without RDMA, else a loss waiting to happen."""
-    pause = parse_pause(said(host, f"ethtool -a {roce.name}") or "")
+    printed = host.output(f"ethtool -a {roce.name}")
+    pause = parse_pause(printed.stdout if printed else "")
     if pause.rx and pause.tx:
         symptom = f"{roce.name}: link-wide pause is on in place of PFC: lossless, but a pause stops every lane at once"
         return _info(roce, symptom, qos)
@@ -47,7 +49,7 @@ def _lossy(host: Host, roce: RoceNic, qos: Qos) -> Finding:
         level=Level.WARNING,
         symptom=f"{roce.name}: PFC is off on all eight priorities, so RoCE over {roce.device} can lose packets",
         cause=f"no lossless priority for prefetch (DSCP {PREFETCH_DSCP}): {BREAKS_OFF}",
-        fix=f"{pfc_command(roce.nic, PREFETCH_DSCP >> 3)}, and the same priority on every switch port of the path",
+        fix=f"{pfc_command(roce.nic, PREFETCH_DSCP >> 3)}  # and the same on every switch port of the path",
         evidence=qos.evidence,
         subject=roce.name,
     )
@@ -76,7 +78,7 @@ def _sorted_elsewhere(host: Host, roce: RoceNic, qos: Qos) -> Finding | None:
         level=Level.CRITICAL,
         symptom=f"{roce.name}: PFC is on for priority {lossless}, prefetch falls in priority {priority}",
         cause=f"{cause}: {BREAKS_OFF}",
-        fix=pfc_command(roce.nic, min(qos.pfc) if qos.trust == "pcp" else PREFETCH_DSCP >> 3),
+        fix=f"{pfc_command(roce.nic, min(qos.pfc))}  # and the same on every switch port of the path",
         evidence=qos.evidence,
         subject=roce.name,
     )
@@ -137,11 +139,13 @@ def _no_buffer(roce: RoceNic, qos: Qos) -> Iterator[Finding]:
     buffer = qos.buffer_of_priority.get(priority)
     if buffer is None or qos.buffer_bytes.get(buffer) != 0:
         return
+    half = sum(qos.buffer_bytes.values()) // 2
+    buffers = ",".join("1" if p == priority else "0" for p in range(PRIORITIES))
     yield Finding(
         level=Level.WARNING,
         symptom=f"{roce.name}: priority {priority} is lossless, but its receive buffer {buffer} has no bytes",
         cause="packets under way when a pause is sent have no room, and are dropped",
-        fix=f"mlnx_qos -i {roce.name} --prio2buffer 0,0,0,1,0,0,0,0 --buffer_size 130944,130944,0,0,0,0,0,0",
+        fix=f"mlnx_qos -i {roce.name} --prio2buffer {buffers} --buffer_size {half},{half},0,0,0,0,0,0",
         evidence=qos.evidence,
         subject=roce.name,
     )

@@ -38,8 +38,8 @@ def judge(host: Host) -> Iterator[Finding]:
                 if roce
                 else ""
             ),
-            fix=f"ping -M do -s 8972 {raw.remote_host if raw else ''} (MTU 9000, IPv4)"
-            + ("; show_gids at both ends; mlnx_qos at both ends" if roce else ""),
+            fix=f"ping -M do -s 8972 {raw.remote_host if raw else ''}  # fits MTU 9000 over IPv4"
+            + ("; then compare show_gids and mlnx_qos of both ends" if roce else ""),
             evidence=tuple(
                 f"bench raw: {size} bytes: {rows[size].bits_per_s / 1e9:.3g} Gbit/s" for size in sorted(rows)
             ),

@@ -36,7 +36,7 @@ def _budget(host: Host, run: Run) -> Iterator[Finding]:
         level=Level.CRITICAL if beyond else Level.WARNING,
         symptom=f"hot region and window may take {format_bytes(budget)} of {format_bytes(available)} available memory",
         cause="the window is filled only once contexts are long: then the process is killed for want of memory",
-        fix=f"dualpath run --window {max(1, int(available / 8) >> 20)}MiB (an eighth of what is available)",
+        fix=f"dualpath run --window {max(1, int(available / 8) >> 20)}MiB  # an eighth of what is available",
         evidence=(f"run: hot_bytes {run.hot_bytes:.0f}, window_bytes {run.window_bytes:.0f}", source),
     )
 
@@ -58,7 +58,7 @@ def _overrun(run: Run) -> Iterator[Finding]:
                 symptom=f"{row.scheme} held {format_bytes(row.peak_local_kv_bytes)} of KV, over its budget of "
                 f"{format_bytes(budget)} (hot region and window)",
                 cause="remote blocks are kept beyond the window, so memory grows with the context",
-                fix="cap the remote blocks: dualpath run --window, sized to the memory that is free",
+                fix="cap the remote blocks with --window, sized to the memory that is free",
                 evidence=(f"run: {row.scheme}: peak_local_kv_bytes {row.peak_local_kv_bytes:.0f}",),
                 subject=row.scheme,
             )
