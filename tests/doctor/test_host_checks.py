@@ -162,6 +162,28 @@ def test_a_slow_tail_on_tcp_blames_no_priority_of_a_nic() -> None:
     assert "window" not in finding.fix
 
 
+def test_a_veth_has_no_nominal_speed_to_miss() -> None:
+    slow = BY_NAME["raw-under-half"]
+    assert judged("peak-bandwidth", slow)
+    virtual = {path: text for path, text in slow.files.items() if "ens3f0np0/device" not in path}
+    assert judged("peak-bandwidth", replace(slow, files=virtual, links={})) == []
+
+
+def test_a_few_damaged_symbols_are_within_the_specification() -> None:
+    sick = BY_NAME["mlx5-symbol-errors"]
+    line = "ethtool -S ens3f0np0"
+    few = sick.commands[line].stdout.replace("rx_pcs_symbol_err_phy: 18223", "rx_pcs_symbol_err_phy: 18225")
+    assert judged("link-errors", replace(sick, later_commands={line: Output(few)})) == []
+
+
+def test_rings_as_drivers_start_them_are_a_hint_at_most() -> None:
+    line = "ethtool -g ens3f0np0"
+    healthy = BY_NAME["connectx6-healthy"]
+    text = healthy.commands[line].stdout.replace("settings:\nRX:\t\t8192", "settings:\nRX:\t\t512")
+    (finding,) = judged("rings", with_output(healthy, line, Output(text)))
+    assert finding.level is Level.INFO
+
+
 def test_a_run_that_says_nothing_is_not_judged() -> None:
     assert read_run(None) is read_run({}) is read_run({"schemes": "all"}) is read_run({"schemes": []}) is None
     assert judged("window-memory", Recording("h", measured=Measured(run={"schemes": [{"scheme": "fetch"}]}))) == []

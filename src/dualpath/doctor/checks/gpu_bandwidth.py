@@ -12,6 +12,10 @@ LEAST_SHARE = 0.7
 """Staging through host memory gives about half of the rate; a healthy path loses little."""
 
 _MODULES = ("nvidia_peermem", "nv_peer_mem")
+_LOADED = "GPUDirect RDMA is not in use, or the NIC is far from the GPU"
+_NOT_LOADED = "nvidia_peermem is not loaded, and dma-buf does not take its place"
+_FAR = "nvidia-smi topo -m  # take a NIC that is PIX or PXB from the GPU, then measure again"
+_LOAD = "modprobe nvidia_peermem  # then measure again with GPU buffers: ib_write_bw --use_cuda=0, of perftest"
 
 
 def judge(host: Host) -> Iterator[Finding]:
@@ -33,12 +37,8 @@ def judge(host: Host) -> Iterator[Finding]:
             level=Level.WARNING,
             symptom=f"{rails[0]} to {rails[1]}: {gpu / 1e9:.3g} Gbit/s between GPUs, {cpu / 1e9:.3g} between hosts "
             f"({gpu / cpu:.0%})",
-            cause="data is staged through host memory: GPUDirect RDMA is not in use, or the NIC is far from the GPU"
-            if loaded
-            else "data is staged through host memory: nvidia_peermem is not loaded, and dma-buf does not take its place",
-            fix="nvidia-smi topo -m  # take a NIC that is PIX or PXB from the GPU, then measure again"
-            if loaded
-            else "modprobe nvidia_peermem  # then measure again with GPU buffers: ib_write_bw --use_cuda=0, of perftest",
+            cause=f"data is staged through host memory: {_LOADED if loaded else _NOT_LOADED}",
+            fix=_FAR if loaded else _LOAD,
             evidence=(
                 f"bench raw: gpu {kinds['gpu'].block_bytes} bytes, host {kinds['host'].block_bytes} bytes",
                 f"/sys/module: {', '.join(loaded) or 'no nvidia_peermem'}",

@@ -15,6 +15,8 @@ from dualpath.host.nics import Nic
 MOST_DOWNS, MOST_CHANGES = 10, 30
 """Times a link may have gone down, and changes of carrier, since the driver was loaded: start and tests take a few."""
 SHARE, LEAST = 1e-6, 100
+FRESH = 10
+"""Between two readings: a link within its specification (1e-12) has about one error in ten seconds at 100 Gbit/s."""
 UNCORRECTABLE_BLOCKS = 1000
 """Of a link that is training some blocks are always lost."""
 PAM4_BITS_PER_S = 200 * GIGABIT_PER_S
@@ -76,7 +78,7 @@ def _damage(host: Host, nic: Nic, counts: Sample | None, fec: Fec) -> Iterator[F
     fresh = matching(counts.moved, UNCORRECTED) if counts else {}
     most = max(totals.values(), default=0)
     blocks = fec.uncorrectable_blocks or 0
-    if fresh:
+    if max(fresh.values(), default=0) >= FRESH:
         what = f"{max(fresh.values()):,} damaged symbols, frames or blocks within {counts.seconds if counts else 0:g} s"
     elif (counts is None or counts.after is None) and most >= max(LEAST, SHARE * packets(host, nic, latest)):
         what = f"{most:,} damaged symbols, frames or blocks so far"

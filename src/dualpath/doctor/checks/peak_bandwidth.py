@@ -16,11 +16,13 @@ def judge(host: Host) -> Iterator[Finding]:
     """Yield each pair of rails whose best measurement, of any size and lane, is under half of nominal."""
     raw = host.measured.raw
     for rails, rows in _by_rails(raw).items() if raw else ():
+        nic = next((nic for nic in host.nics if nic.name == rails[0]), None)
+        if nic is not None and nic.kind in ("virtual", "loopback"):
+            continue  # a veth claims 10 Gbit/s and has no link
         best = max(rows, key=lambda row: row.bits_per_s)
-        nominal = best.nominal_bits_per_s or _own_speed(host, rails[0])
+        nominal = best.nominal_bits_per_s or (nic.speed_bits_per_s if nic else None)
         if nominal is None or best.bits_per_s >= LEAST_SHARE * nominal:
             continue
-        nic = next((nic for nic in host.nics if nic.name == rails[0]), None)
         yield Finding(
             level=Level.WARNING,
             symptom=f"{rails[0]} to {rails[1]}: {best.bits_per_s / 1e9:.3g} Gbit/s at best, "
@@ -51,10 +53,6 @@ def _by_rails(raw: RawReport) -> dict[tuple[str, str], list[RawRow]]:
         if row.memory == "host":  # GPU memory has a check of its own
             found.setdefault((row.local_rail, row.remote_rail), []).append(row)
     return found
-
-
-def _own_speed(host: Host, rail: str) -> float | None:
-    return next((nic.speed_bits_per_s for nic in host.nics if nic.name == rail), None)
 
 
 CHECK = Check(
