@@ -206,7 +206,7 @@ def test_no_run_makes_a_check_raise(run: dict[str, object]) -> None:
         judged(name, Recording("h", measured=Measured(run=run)))
 
 
-SICK = sorted(fixture.name for fixture in FIXTURES if fixture.expect)
+SICK = sorted(f.name for f in FIXTURES if f.expect and f.recording.files and f.recording.commands)
 
 
 @given(name=st.sampled_from(SICK), data=st.data())
