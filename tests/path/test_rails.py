@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.host.conftest import needs_namespaces
 
 from dualpath.host.lab import Lab, lab
-from tests.host.conftest import needs_namespaces
 
 ROOT = Path(__file__).parents[2]
 WITH_KEY = {**os.environ, "DUALPATH_KEY": "a key of the test"}

@@ -17,6 +17,7 @@ from dualpath.directory import Directory, MemoryDirectory
 from dualpath.errors import CapacityError, UsageError
 from dualpath.kv.layout import LayerKind
 from dualpath.path.arena import Budget, LocalArena
+from dualpath.path.attach import attach
 from dualpath.path.call_reader import BaselineReader, CallReader
 from dualpath.path.config import PathConfig, Scheme
 from dualpath.path.fill import fill_random, read_block
@@ -147,10 +148,18 @@ class DualPath:
         self._release(gone)
 
     def fill_random(
-        self, sequence: SequenceId, tokens: int, seed: int, on_progress: Callable[[int, int], None] | None = None
+        self,
+        sequence: SequenceId,
+        tokens: int | Seq[int],
+        seed: int,
+        on_progress: Callable[[int, int], None] | None = None,
     ) -> None:
         """Give an empty sequence seeded random KV instead of a prompt's; see `fill.fill_random`."""
         fill_random(self, sequence, tokens, seed, on_progress)
+
+    def attach(self, sequence: SequenceId, tokens: Seq[int]) -> int:
+        """Give an empty sequence the KV of these tokens as far as the pool has it; see `attach.attach`."""
+        return attach(self, sequence, tokens)
 
     def block(self, sequence: SequenceId, index: int) -> Block:
         """Return the sealed block number `index` of a sequence."""

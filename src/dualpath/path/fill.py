@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dualpath.errors import UsageError
-from dualpath.kv.ids import random_id
 from dualpath.kv.layout import DTYPE_BYTES
 from dualpath.path.arena import Budget
 from dualpath.path.plan import Entry
 from dualpath.path.reader import lost, wait_drained
-from dualpath.path.sequences import Block, Part, SequenceId
+from dualpath.path.sequences import Block, Part, SequenceId, next_id
 from dualpath.transport.base import Lane, Outcome
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from dualpath.kv.ids import BlockId
     from dualpath.path.dualpath import DualPath
     from dualpath.wire.messages import SlotRef
 
@@ -84,27 +84,33 @@ def random_layer_block(path: DualPath, group: int, layer: int, block: int, seed:
 def fill_random(
     path: DualPath,
     sequence: SequenceId,
-    tokens: int,
+    tokens: int | Sequence[int],
     seed: int,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> None:
     """Give an empty sequence `tokens` tokens of seeded random KV (rounded down to whole blocks), without a model.
 
-    The last blocks that fit are hot, the rest is only in the pool. Raises `CapacityError`, `PoolFullError`.
+    The last blocks that fit are hot, the rest is only in the pool. Where the token ids are given instead of their
+    number, blocks get the ids that these tokens have, so that `attach` finds them. Raises `CapacityError`,
+    `PoolFullError`.
     """
     if path.length(sequence):
         raise UsageError("only an empty sequence can be filled")
     size = path.layout.block_tokens
-    count = tokens // size
+    known = None if isinstance(tokens, int) else list(tokens)
+    count = (tokens if isinstance(tokens, int) else len(tokens)) // size
     hot = count if path.writer is None else max(0, path.arena.room(Budget.HOT) // path.layout.block_bytes - 1)
+    last: BlockId | None = None
     for index in range(count):
-        block = Block(index * size, size, [Part() for _ in path.layout.groups], id=random_id())
+        own = None if known is None else known[index * size : (index + 1) * size]
+        last = next_id(last, own, path.layout.fingerprint)
+        block = Block(index * size, size, [Part() for _ in path.layout.groups], id=last)
         try:
             _fill_block(path, block, index, seed, keep=index >= count - hot)
         except BaseException:
             path.discard(block)
             raise
-        path.adopt(sequence, block, [0] * size)
+        path.adopt(sequence, block, own or [0] * size)
         if on_progress is not None:
             on_progress(index + 1, count)
 
