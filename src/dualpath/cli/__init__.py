@@ -29,6 +29,13 @@ COMMANDS = (
         "rails", "dualpath.cli.rails", "rails_command", "Show the NICs that can carry data, and how idle they are."
     ),
     CommandEntry("lab", "dualpath.cli.lab", "COMMANDS", "Emulate hosts with NICs of known speed on this machine."),
+    CommandEntry(
+        "doctor",
+        "dualpath.cli.doctor",
+        "COMMANDS",
+        "Examine this machine's fabric, or recorded hosts.",
+        "doctor_command",
+    ),
     CommandEntry("bench", "dualpath.cli.bench", "COMMANDS", "Measure the attention kernel or the transports."),
     CommandEntry("version", "dualpath.cli.version", "version_command", "Print the version and what it runs on."),
 )
