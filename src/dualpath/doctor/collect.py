@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from dualpath.doctor import sources
+from dualpath.doctor import netlink, sources
 from dualpath.doctor.globs import expand
 from dualpath.doctor.recording import Output, Recording
 from dualpath.errors import UsageError
@@ -57,7 +57,7 @@ def collect(
     `peer` is an address to send probes to. Counters are read twice, `seconds` apart; once if that is 0. Commands may
     take `patience_s`; the second round `AGAIN_S` of its own. Raises `UsageError` for a peer that is no address or name.
     """
-    tree, run = tree or LiveTree(), run or run_command
+    tree, run = tree or LiveTree(), run or run_or_ask
     probes = [] if not peer else probe_lines(peer, _mtu_towards(peer, tree))
     hardware = [nic for nic in nics(tree) if nic.kind in ("physical", "member", "bond")]
     names = [nic.name for nic in hardware]
@@ -92,6 +92,12 @@ def collect(
         later_commands={line: output for line, output in later_outputs.items() if output is not None},
         later_s=later_s if seconds > 0 else 0.0,
     )
+
+
+def run_or_ask(line: str, until_s: float) -> Output | None:
+    """Run a command line as `run_command` does; where ethtool is not installed, ask the kernel in its place."""
+    output = run_command(line, until_s)
+    return netlink.answer(line) if output is None and line.startswith("ethtool ") else output
 
 
 def run_command(line: str, until_s: float) -> Output | None:
