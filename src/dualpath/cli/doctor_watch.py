@@ -68,7 +68,13 @@ def _table(found: list[Rates]) -> Any:
     from rich import box
     from rich.table import Table
 
-    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False, caption="counts are per second", caption_justify="left")
+    grid = Table(
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+        caption="counts are per second",
+        caption_justify="left",
+    )
     for index, name in enumerate(COLUMNS):
         grid.add_column(name, justify="right" if index else "left", no_wrap=not index)
     for one in found:
