@@ -30,7 +30,7 @@ from dualpath.host.raw import RawReport
 
 VERSION = 1
 FORMAT = "dualpath-doctor"
-LARGEST_MEMBER = 16 << 20
+LARGEST_MEMBER = 32 << 20
 LARGEST_TOTAL = 256 << 20
 MOST_MEMBERS = 200_000
 """Far above what a host with hundreds of NICs says, far below what hurts."""
