@@ -40,12 +40,16 @@ def attach(path: DualPath, sequence: SequenceId, tokens: Sequence[int]) -> int:
         return 0
     layout = path.layout
     ids = _ids(path, tokens)
-    found = _find(path, ids)
+    found, leases = _find(path, ids)
     there = 0
     while there < len(ids) and all(BlockKey(ids[there], g) in found for g in range(len(layout.groups))):
         there += 1
     places = [found[BlockKey(id, 0)][0] for id in ids[:there]]
-    writer.keep(list(zip(places, ids[:there], strict=True)))
+    try:
+        writer.keep(list(zip(places, ids[:there], strict=True)))
+    finally:
+        for node, lease in zip(pool.nodes, leases, strict=False):
+            node.renew([lease], 0)  # pinned, or not wanted
     hot = max(0, path.arena.room(Budget.HOT) // layout.block_bytes - 1)  # one is left for the tail
     size = layout.block_tokens
     done = 0
@@ -77,18 +81,24 @@ def _ids(path: DualPath, tokens: Sequence[int]) -> list[BlockId]:
     return ids
 
 
-def _find(path: DualPath, ids: Sequence[BlockId]) -> Found:
-    """Ask every node which of these blocks it has. A block's groups are all taken from one node."""
+def _find(path: DualPath, ids: Sequence[BlockId]) -> tuple[Found, list[int]]:
+    """Ask every node which of these blocks it has: where they are, and the lease of each node.
+
+    A block's groups are all taken from one node.
+    """
     assert path.pool is not None
     groups = range(len(path.layout.groups))
     keys = [BlockKey(id, group) for id in ids for group in groups]
     found: Found = {}
+    leases: list[int] = []
     for number, node in enumerate(path.pool.nodes if keys else ()):
-        answer = dict(zip(keys, node.resolve(keys, _LEASE_S).refs, strict=True))
+        resolved = node.resolve(keys, _LEASE_S)
+        leases.append(resolved.lease)
+        answer = dict(zip(keys, resolved.refs, strict=True))
         for id in ids:
             if BlockKey(id, 0) not in found and all(answer[BlockKey(id, group)] for group in groups):
                 found.update((BlockKey(id, group), (number, answer[BlockKey(id, group)])) for group in groups)
-    return found
+    return found, leases
 
 
 def _make_hot(path: DualPath, block: Block) -> None:
