@@ -54,6 +54,8 @@ class PathConfig:
     | `threads` | threads of the attention kernel; 0 = all cores this process may use |
     | `deadline_s` | longest wait for a block, a partial or a write |
     | `reduce_rows` | scheme `reduce`: steps with more query rows than this fetch instead |
+    | `ahead` | whether blocks are read before their layer asks; off shows what prefetch gains |
+    | `one_lane` | whether blocks ride the lane of queries and control messages; on shows what lanes gain |
     | `trace` | file to which the prefetcher's decisions are appended (see `path.trace`); empty: none |
     """
 
@@ -63,6 +65,8 @@ class PathConfig:
     threads: int = 0
     deadline_s: float = 10.0
     reduce_rows: int = 32
+    ahead: bool = True
+    one_lane: bool = False
     trace: str = ""
 
     def __post_init__(self) -> None:

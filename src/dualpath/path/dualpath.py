@@ -10,6 +10,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from types import TracebackType
 from typing import IO, TYPE_CHECKING
 
@@ -30,8 +31,10 @@ from dualpath.path.reduce import Reducer
 from dualpath.path.residency import HotRegion
 from dualpath.path.sequences import Block, Part, Sequence, SequenceId, next_id
 from dualpath.path.step import Step
+from dualpath.path.window import DECODE, PREFILL
 from dualpath.path.writer import Writer
 from dualpath.units import format_bytes
+from dualpath.wire.messages import Lane
 
 if TYPE_CHECKING:
     from dualpath.kv.layout import KVLayout
@@ -415,7 +418,19 @@ class DualPath:
             return MappedReader(pool, self.arena)
         if self.config.trace:
             self._trace = open(self.config.trace, "a", encoding="utf-8")  # noqa: SIM115 - `close` closes it
-        return PrefetchReader(pool, self.arena, self.layout, self.metrics, deadline_s, trace=self._trace)
+        policies = (DECODE, PREFILL)
+        if self.config.one_lane:
+            policies = (replace(DECODE, lane=Lane.REALTIME), replace(PREFILL, lane=Lane.REALTIME))
+        return PrefetchReader(
+            pool,
+            self.arena,
+            self.layout,
+            self.metrics,
+            deadline_s,
+            policies=policies,
+            ahead=self.config.ahead,
+            trace=self._trace,
+        )
 
 
 def _require_room(layout: KVLayout, config: PathConfig, largest: int) -> None:

@@ -22,7 +22,7 @@ from dualpath.path.arena import Budget
 from dualpath.path.prefetch import Item, Prefetcher
 from dualpath.path.reader import Run, lost
 from dualpath.path.trace import TracedPrefetcher
-from dualpath.path.window import DECODE, PREFILL, PROMPT_ROWS, Window
+from dualpath.path.window import DECODE, PREFILL, PROMPT_ROWS, PrefetchPolicy, Window
 from dualpath.transport.base import Outcome
 
 if TYPE_CHECKING:
@@ -62,6 +62,8 @@ class PrefetchReader:
         metrics: PathMetrics,
         deadline_s: float,
         *,
+        policies: tuple[PrefetchPolicy, PrefetchPolicy] = (DECODE, PREFILL),
+        ahead: bool = True,
         trace: IO[str] | None = None,
         headroom: Callable[[], int | None] = headroom_bytes,
     ) -> None:
@@ -69,8 +71,9 @@ class PrefetchReader:
         self._layout = layout
         limit = arena.limit(Budget.WINDOW)
         self._policy: Prefetcher[_Flight] = Prefetcher(limit) if trace is None else TracedPrefetcher(limit, trace)
-        self._windows = {policy: Window(policy) for policy in (DECODE, PREFILL)}
-        self._window = self._windows[DECODE]
+        self._decode, self._prefill = Window(policies[0]), Window(policies[1])
+        self._window = self._decode
+        self._ahead = ahead
         self._headroom = headroom
         self._budget, self._budget_at = limit, 0.0
         self._layer_ended_at: float | None = None
@@ -86,7 +89,7 @@ class PrefetchReader:
     def begin(self, plans: Sequence[GroupPlan], *, reserve: int, wrap: bool) -> None:
         """Match what is held against the step's schedule, make room for `reserve`, and start fetching."""
         self._reserve = reserve
-        self._window = self._windows[PREFILL if any(plan.rows > PROMPT_ROWS for plan in plans) else DECODE]
+        self._window = self._prefill if any(plan.rows > PROMPT_ROWS for plan in plans) else self._decode
         self._layer_ended_at = None
         self._heed_memory()
         signature = tuple(
@@ -98,7 +101,8 @@ class PrefetchReader:
         self._discard(self._policy.begin(self._schedule, wrap=wrap))
         self._discard(self._policy.shrink(self._capacity()))
         self._await_room()
-        self._pump()
+        if self._ahead:
+            self._pump()
 
     def runs(self, plan: GroupPlan, layer: int) -> Iterator[Run]:
         """Yield entries as they have arrived, in token order; what has been yielded is freed at the next step of the
@@ -107,6 +111,8 @@ class PrefetchReader:
         entries = plan.far.distinct
         before_s = self._stalled_s
         lo = 0
+        if not self._ahead:
+            self._ask(items)
         while lo < len(entries):
             self._await(items[lo])
             hi, places = lo, []
@@ -123,6 +129,10 @@ class PrefetchReader:
             yield Run(lo, hi, plan.slots.locate(np.array(places, np.int64)))
             self._consume(items[lo:hi])
             lo = hi
+            if self._ahead:
+                self._pump()
+            else:
+                self._ask(items[lo:])
         self._note_period(sum(item.bytes for item in items if item is not None), self._stalled_s - before_s)
 
     def end(self) -> None:
@@ -187,6 +197,19 @@ class PrefetchReader:
         items = self._policy.pump()
         if items:
             self._fetch(items)
+
+    def _ask(self, items: Sequence[Item[_Flight] | None]) -> None:
+        """Without prefetch: ask for what the layer at hand reads, as far as the window holds it."""
+        wanted, room = [], self._capacity() - self._policy.held_bytes
+        for item in items:
+            if item is None or item.key in self._policy.held:
+                continue
+            room -= item.bytes
+            if room < 0:
+                break
+            self._policy.need(item)
+            wanted.append(item)
+        self._fetch(wanted)
 
     def _fetch(self, items: list[Item[_Flight]]) -> None:
         by_node: dict[int, list[_Flight]] = {}
@@ -272,7 +295,6 @@ class PrefetchReader:
                 flight.slots.give(Budget.WINDOW, flight.slot)
                 flight.outcome, flight.ticket = None, None
                 self._metrics.fetched_bytes += item.bytes
-        self._pump()
 
     def _discard(self, items: list[Item[_Flight]]) -> None:
         for item in items:
