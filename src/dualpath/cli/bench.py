@@ -15,6 +15,7 @@ COMMANDS = (
         "attention", __name__, "attention_command", "The attention kernel against the memory's read bandwidth."
     ),
     CommandEntry("transport", __name__, "transport_command", "Each transport against a plain stream or memcpy."),
+    CommandEntry("foreign", "dualpath.cli.bench_foreign", "foreign_command", "Bursts of foreign traffic on a NIC."),
 )
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]

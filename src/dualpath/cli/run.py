@@ -56,6 +56,19 @@ def run_command(
     trace_prefetch: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the prefetcher's decisions here, for `dualpath replay`.")
     ] = None,
+    concurrency: Annotated[
+        int, typer.Option(help="So many sequences at once, over each --variant; 0: one, by every scheme.", min=0)
+    ] = 0,
+    variant: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME,...",
+            help="With --concurrency: baseline,single,dual,dual-prefetch,dual-lanes,dual-rail,dual+reduce; all.",
+        ),
+    ] = "",
+    control_rate: Annotated[float, typer.Option(help="With --concurrency: control messages a second.", min=0)] = 100.0,
+    rounds: Annotated[int, typer.Option(help="With --concurrency: turns of each variant.", min=1)] = 3,
+    cold: Annotated[bool, typer.Option("--cold", help="With --concurrency: prefixes are computed first.")] = False,
     report: Annotated[Path | None, typer.Option(help="Write one HTML page with plots here.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -69,12 +82,41 @@ def run_command(
         dualpath run --context 8000 --report run.html
         dualpath run --scheme local,reduce --dtype bfloat16 --json
         dualpath run --fill random --context 131072 --samples 1000 --interleave 10 --dtype bfloat16
+        dualpath run --concurrency 4 --context 8000 --hot 1GiB --variant baseline,single,dual
         dualpath run --pool 10.0.0.5:7480,10.0.0.6:7480 --model ./my-model --prompt-file book.txt
     """
     _yield_idle_cores()
     from dualpath.bench.experiment import run_experiment
     from dualpath.bench.settings import ExperimentConfig
 
+    nics = tuple(name.strip() for name in nic.split(",") if name.strip())
+    if concurrency:
+        from dualpath.bench.load import VARIANTS, LoadConfig, run_load
+        from dualpath.cli.run_load import print_load
+
+        load = LoadConfig(
+            model=model,
+            dtype=dtype,
+            variants=tuple(word.strip() for word in variant.split(",") if word.strip()) or tuple(VARIANTS),
+            context=context,
+            new_tokens=new_tokens,
+            concurrency=concurrency,
+            hot_bytes=int(hot),
+            window_bytes=int(window),
+            block_tokens=block_tokens,
+            nodes=nodes,
+            pool=pool,
+            key=shared_key(),
+            nics=nics,
+            threads=threads,
+            seed=seed,
+            deadline_s=deadline,
+            cold=cold,
+            control_per_s=control_rate,
+            rounds=rounds,
+        )
+        emit(as_json, run_load(load, view=TerminalView()), print_load)
+        return
     if report is not None:
         _check_report(report)
     config = ExperimentConfig(
@@ -96,7 +138,7 @@ def run_command(
         interleave=interleave,
         seed=seed,
         deadline_s=deadline,
-        nics=tuple(name.strip() for name in nic.split(",") if name.strip()),
+        nics=nics,
         max_rails=rails,
         trace_prefetch=trace_prefetch,
     )

@@ -14,9 +14,10 @@ from dualpath.doctor.host import Host
 from dualpath.doctor.parsers import dcb
 from dualpath.doctor.parsers.mlnx_qos import TrafficClass, parse_mlnx_qos
 from dualpath.doctor.subjects import said
+from dualpath.host.lanes import LANES
 from dualpath.host.nics import Nic
 
-REALTIME_DSCP, PREFETCH_DSCP, BULK_DSCP = 46, 26, 8
+REALTIME_DSCP, PREFETCH_DSCP, BULK_DSCP = (LANES[lane].dscp for lane in ("realtime", "prefetch", "bulk"))
 """What the lanes write into their packets: EF, AF31 and CS1. Prefetch is the lossless one."""
 
 PRIORITIES = 8

@@ -26,10 +26,11 @@ _LEASE_S = 10.0  # until the blocks are pinned
 Found = dict[BlockKey, tuple[int, list["SlotRef"]]]
 
 
-def attach(path: DualPath, sequence: SequenceId, tokens: Sequence[int]) -> int:
+def attach(path: DualPath, sequence: SequenceId, tokens: Sequence[int], *, hot_bytes: int | None = None) -> int:
     """Give an empty sequence the KV of the longest prefix of `tokens` that the pool has, in whole blocks.
 
-    Returns the number of tokens attached. The last blocks that fit are read into the hot region. The blocks are pinned
+    Returns the number of tokens attached. The last blocks that fit are read into the hot region, at most `hot_bytes` of
+    them. The blocks are pinned
     for this path until the sequence is closed, and are then forgotten by their nodes unless others pin them too. Raises
     `UsageError` for a sequence that is not empty, `PeerError` and `BlockLostError`; then the sequence is empty.
     """
@@ -50,7 +51,8 @@ def attach(path: DualPath, sequence: SequenceId, tokens: Sequence[int]) -> int:
     finally:
         for node, lease in zip(pool.nodes, leases, strict=False):
             node.renew([lease], 0)  # pinned, or not wanted
-    hot = max(0, path.arena.room(Budget.HOT) // layout.block_bytes - 1)  # one is left for the tail
+    room = path.arena.room(Budget.HOT) - layout.block_bytes  # one block is left for the tail
+    hot = max(0, room if hot_bytes is None else min(room, hot_bytes)) // layout.block_bytes
     size = layout.block_tokens
     done = 0
     try:

@@ -55,7 +55,7 @@ class PathConfig:
     | `deadline_s` | longest wait for a block, a partial or a write |
     | `reduce_rows` | scheme `reduce`: steps with more query rows than this fetch instead |
     | `ahead` | whether blocks are read before their layer asks; off shows what prefetch gains |
-    | `one_lane` | whether blocks ride the lane of queries and control messages; on shows what lanes gain |
+    | `one_lane` | whether blocks ride the lane of everything else, BULK; on shows what lanes gain |
     | `trace` | file to which the prefetcher's decisions are appended (see `path.trace`); empty: none |
     """
 

@@ -160,9 +160,9 @@ class DualPath:
         """Give an empty sequence seeded random KV instead of a prompt's; see `fill.fill_random`."""
         fill_random(self, sequence, tokens, seed, on_progress)
 
-    def attach(self, sequence: SequenceId, tokens: Seq[int]) -> int:
+    def attach(self, sequence: SequenceId, tokens: Seq[int], *, hot_bytes: int | None = None) -> int:
         """Give an empty sequence the KV of these tokens as far as the pool has it; see `attach.attach`."""
-        return attach(self, sequence, tokens)
+        return attach(self, sequence, tokens, hot_bytes=hot_bytes)
 
     def block(self, sequence: SequenceId, index: int) -> Block:
         """Return the sealed block number `index` of a sequence."""
@@ -420,7 +420,7 @@ class DualPath:
             self._trace = open(self.config.trace, "a", encoding="utf-8")  # noqa: SIM115 - `close` closes it
         policies = (DECODE, PREFILL)
         if self.config.one_lane:
-            policies = (replace(DECODE, lane=Lane.REALTIME), replace(PREFILL, lane=Lane.REALTIME))
+            policies = (replace(DECODE, lane=Lane.BULK), replace(PREFILL, lane=Lane.BULK))
         return PrefetchReader(
             pool,
             self.arena,

@@ -194,11 +194,11 @@ class PoolNode:
     def start_read_by_call(
         self, refs: Sequence[SlotRef], into: Destination, slot_bytes: int, *, timeout_s: float
     ) -> PendingRead:
-        """Read slots as an ordinary request, on the connection that carries control messages too.
+        """Read slots as an ordinary request, on the connection that carries control messages too (lane BULK).
 
         What a transport without a data path of its own does. See `transport.Peer.start` for `into`.
         """
-        pending = self.peer.start(Read(slot_bytes, list(refs)), lane=Lane.REALTIME, timeout_s=timeout_s, into=into)
+        pending = self.peer.start(Read(slot_bytes, list(refs)), lane=Lane.BULK, timeout_s=timeout_s, into=into)
         return PendingRead(self.name, len(refs), pending)
 
     def cancel(self, ticket: Ticket) -> None:
@@ -258,9 +258,9 @@ class PoolNode:
 
     # --- the node itself -------------------------------------------------------------------------------------
 
-    def ping(self, timeout_s: float | None = None) -> None:
+    def ping(self, timeout_s: float | None = None, *, lane: Lane = Lane.REALTIME) -> None:
         """Return if the node answers, else raise a `PeerError`."""
-        self._call(Ping(), Done, Lane.REALTIME, timeout_s)
+        self._call(Ping(), Done, lane, timeout_s)
 
     def stats(self) -> dict[str, float]:
         """Return the node's counters and gauges."""

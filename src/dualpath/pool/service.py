@@ -141,7 +141,8 @@ class PoolService:
         """Return all counters and gauges by name."""
         with self._lock:
             self._store.tick()
-            return {**self._store.gauges(), "views": self._views, **self.meter.counters()}
+            own = {"views": self._views, "cpu_seconds_total": time.process_time()}
+            return {**self._store.gauges(), **own, **self.meter.counters()}
 
     def close(self) -> None:
         """Let go of the memory. No request may follow."""
