@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from dualpath.bench.plots import Series, bars, lines, ticks
 from dualpath.bench.report import COLUMNS, cell, render, verdict
 from dualpath.bench.rows import Measured, row
+from dualpath.plots import Series, bars, lines, ticks
 
 EVIL = "<script>alert('x')</script>&\""
 

@@ -24,6 +24,7 @@ class Counters:
 
     wire_bytes: int = 0
     stall_s: float = 0.0
+    attend_s: float = 0.0
     wasted_bytes: int = 0
     peak_local_kv_bytes: int = 0
 
@@ -118,7 +119,7 @@ class PathDecoder:
         if self._pool is not None:
             each = [node.counters for node in self._pool.nodes]
             wire = sum(one.tx_bytes + one.rx_bytes for one in each)
-        return Counters(wire, found.stall_s, found.wasted_bytes, found.peak_local_bytes)
+        return Counters(wire, found.stall_s, found.attend_s, found.wasted_bytes, found.peak_local_bytes)
 
     def end(self) -> None:
         """Close the sequence."""

@@ -246,6 +246,7 @@ def _settle(run: Run) -> None:
     measured = run.measured
     measured.wire_bytes = decoded.wire_bytes - run.start.wire_bytes
     measured.stall_s = decoded.stall_s - run.start.stall_s
+    measured.attend_s = decoded.attend_s - run.start.attend_s
     measured.wasted_bytes = ended.wasted_bytes - run.start.wasted_bytes
     measured.peak_local_kv_bytes = ended.peak_local_kv_bytes
 

@@ -33,6 +33,7 @@ class Measured:
     wall_s: float = 0.0
     wire_bytes: int = 0
     stall_s: float = 0.0
+    attend_s: float = 0.0
     wasted_bytes: int = 0
     peak_local_kv_bytes: int = 0
 
@@ -112,6 +113,7 @@ def row(measured: Measured, comparison: Comparison | None) -> dict[str, Any]:
         "cpu_percent": 100 * measured.cpu_s / measured.wall_s if measured.wall_s else math.nan,
         "wire_bytes_per_token": measured.wire_bytes * per_step,
         "stall_ms_per_token": measured.stall_s * 1e3 * per_step,
+        "attend_ms_per_token": measured.attend_s * 1e3 * per_step,
         "wasted_bytes": measured.wasted_bytes,
         "peak_local_kv_bytes": measured.peak_local_kv_bytes,
         "tpot_ms": [round(step_s * 1e3, 3) for step_s in measured.step_s],
