@@ -91,7 +91,7 @@ def query_bytes(shape: KVShape) -> int:
 
 
 def partial_bytes(shape: KVShape) -> int:
-    """Return the bytes of one token's `(out, lse)` from a node over all layers: float32 `[query_heads, value_dim + 1]`."""
+    """Return the bytes of a token's `(out, lse)` from one node over all layers: float32 `[heads, value_dim + 1]`."""
     return sum(4 * len(group.layers) * group.query_heads * (group.value_dim + 1) for group in shape.groups)
 
 
