@@ -32,6 +32,8 @@ def plan_command(
     kv_heads: Annotated[Count, typer.Option(help="KV heads of that shape.")] = None,
     query_heads: Annotated[Count, typer.Option(help="Query heads; default: as many as KV heads.")] = None,
     head_dim: Annotated[Count, typer.Option(help="Elements of a head.")] = None,
+    latent_dim: Annotated[Count, typer.Option(help="Latent elements of a token (MLA).")] = None,
+    rope_dim: Annotated[Count, typer.Option(help="Elements of RoPE beside them.")] = None,
     sliding: Annotated[Word, typer.Option(metavar="TOKENS", help="All layers of the shape slide over so many.")] = None,
     parameters: Annotated[Number, typer.Option(help="Parameters of the shape, such as 8e9.")] = None,
     dtype: Annotated[Word, typer.Option(help="KV stored as float32, bfloat16, float16, int8 or fp8.")] = None,
@@ -105,7 +107,7 @@ def plan_command(
     options = PlanOptions(
         model=ModelOptions(
             name=model, config=config, layers=layers, kv_heads=kv_heads, query_heads=query_heads, head_dim=head_dim,
-            window=sliding, parameters=parameters, dtype=dtype,
+            latent_dim=latent_dim, rope_dim=rope_dim, window=sliding, parameters=parameters, dtype=dtype,
         ),
         workload=WorkloadOptions(
             context=context, concurrency=concurrency, target=target, latency=latency, chunk=chunk

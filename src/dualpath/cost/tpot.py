@@ -52,7 +52,7 @@ WORDS: dict[Bottleneck, str] = {
     Bottleneck.RAIL: "a sender's link",
     Bottleneck.RECEIVER: "the receiver's links",
 }
-TIER_WORDS = "PCIe from this host's DRAM"
+TIER_WORDS = "PCIe from host DRAM"
 
 
 class SchemeTime(msgspec.Struct, frozen=True, kw_only=True):

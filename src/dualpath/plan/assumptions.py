@@ -45,6 +45,7 @@ def assumptions(d: Deployment) -> tuple[str, ...]:
         "Rates are peaks unless measured: a real system reaches a part of them, and every scheme suffers.",
         "A step takes what its longest chain takes: fetches hide behind compute, round trips and partials do not.",
         "All sequences are as long as the context, decode in step, and share nothing.",
+        "Weights, KV and work are divided evenly among the GPUs, at no cost of their own.",
         "Every step reads all KV that its attention sees, local KV in the proportion in which it is held.",
         "Buffers, graphs and fragmentation take 10 % of HBM; the window up to 1/8 of what is left for KV.",
         "TTFT is one prompt on idle GPUs, bound by arithmetic at peak or by writing and re-reading its remote KV.",

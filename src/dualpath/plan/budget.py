@@ -65,7 +65,7 @@ def links(d: Deployment) -> Links:
             layers=experts.layers, active=experts.active, hidden_size=model.hidden_size, hosts=host.hosts
         )
         busy = per_token * d.workload.concurrency * d.workload.target_tokens_per_s
-    pcie = bandwidth.pcie_bytes_per_s(host.gpu.pcie_generation, host.gpu.pcie_lanes) * host.all_gpus
+    pcie = host.gpu.pcie_bytes_per_s * host.all_gpus
     sender = network.nic_bytes_per_s * d.pool.nics
     receiver = deductions.receiver_bytes_per_s(
         nic_bytes_per_s=deductions.nic_left_bytes_per_s(nics, busy), pcie_bytes_per_s=pcie

@@ -25,13 +25,15 @@ def gpus_needed(d: Deployment) -> int:
 def nics_needed(d: Deployment, load: StepLoad, busy_s: float, has: Links) -> int | None:
     """Return the fewest NICs at this end through which a step's remote bytes come within the target.
 
-    `busy_s` is the step's time without them. `None` if PCIe is too slow for them, or the rest misses the target.
+    `busy_s` is the step's time without them. `None` if those that are there suffice, PCIe is too slow for more, or the
+    rest misses the target.
     """
     fetched = load.layers * sum(load.remote_bytes)
     rate = fetched / d.workload.budget_s
     if not fetched or busy_s > d.workload.budget_s or rate > has.pcie_bytes_per_s:
         return None
-    return math.ceil((rate + has.all_to_all_bytes_per_s) / d.network.nic_bytes_per_s)
+    wanted = math.ceil((rate + has.all_to_all_bytes_per_s) / d.network.nic_bytes_per_s)
+    return wanted if wanted > d.network.nics * d.compute.hosts else None
 
 
 def nodes_needed(d: Deployment, found: Memory, has: Links, scheme: Scheme) -> int | None:

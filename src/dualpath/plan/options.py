@@ -1,6 +1,6 @@
 """What a user says, by plan file or by flags.
 
-    [model]      name, config, layers, kv_heads, query_heads, head_dim, window, parameters, dtype
+    [model]      name, config, layers, kv_heads, query_heads, head_dim, latent_dim, rope_dim, window, parameters, dtype
     [workload]   context, concurrency, target, latency, chunk
     [compute]    gpu, gpus, hosts, hot, window, dram, dram_bandwidth
     [network]    nic, nics, storage_nics, round_trip
@@ -40,6 +40,8 @@ class ModelOptions(Section, frozen=True):
     kv_heads: int | None = None
     query_heads: int | None = None
     head_dim: int | None = None
+    latent_dim: int | None = None
+    rope_dim: int | None = None
     window: Text = None
     parameters: float | None = None
     dtype: str | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 
@@ -33,7 +34,10 @@ def _parse(text: str | float, units: Mapping[str, float], what: str, hint: str) 
     scale = units.get(match.group(2).lower()) if match else None
     if match is None or scale is None:
         raise UsageError(f"not {what}: {text!r}", hint=hint)
-    return float(match.group(1)) * scale
+    found = float(match.group(1)) * scale
+    if not math.isfinite(found):
+        raise UsageError(f"not {what}: {text!r}", hint=hint)
+    return found
 
 
 def seconds(value: float) -> str:

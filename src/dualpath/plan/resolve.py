@@ -14,7 +14,7 @@ from dualpath.kv.layout import DTYPE_BYTES
 from dualpath.plan import hardware
 from dualpath.plan.inputs import Compute, Deployment, Measured, Network, Origin, Pool, Prices, Workload, shape_of
 from dualpath.plan.measured import RawRates
-from dualpath.plan.model import ModelSpec, bare, load_model
+from dualpath.plan.model import ModelSpec, bare, bare_latent, load_model
 from dualpath.plan.options import (
     DEFAULTS,
     ComputeOptions,
@@ -30,6 +30,8 @@ from dualpath.plan.quantities import parse_flop_per_s, parse_seconds, parse_toke
 from dualpath.units import parse_bytes
 
 BLOCK_TOKENS = 256
+MOST_LAYERS = 10_000
+MOST_NODES = 4096
 _NAMES = {
     "workload.context": "context", "workload.concurrency": "concurrency", "workload.target": "target",
     "workload.latency": "latency", "workload.chunk": "chunk", "compute.gpu": "gpus", "compute.gpus": "gpus",
@@ -40,6 +42,7 @@ _NAMES = {
 """Option: the row of the inputs table that it stands in."""
 
 
+_SHAPE = ("layers", "kv_heads", "query_heads", "head_dim", "latent_dim", "rope_dim", "window", "parameters")
 _USUAL = {"h100": "h100-sxm", "a100": "a100-80gb"}
 """What a family's bare name stands for."""
 
@@ -80,33 +83,39 @@ def deployment(options: PlanOptions, *, raw: RawRates | None = None) -> Deployme
 
 def _model(o: ModelOptions) -> tuple[ModelSpec, str]:
     """Return the model and the dtype of its KV."""
-    shape = (o.layers, o.kv_heads, o.head_dim)
-    ways = [o.name is not None, o.config is not None, any(part is not None for part in shape)]
-    if sum(ways) != 1:
+    shape = [key for key in _SHAPE if getattr(o, key) is not None]
+    if (o.name is not None) + (o.config is not None) + bool(shape) != 1:
         raise UsageError(
-            "which model?" if not any(ways) else "more than one model",
+            "which model?" if o.name is None and o.config is None else "more than one model, or a shape beside it",
             hint="one of --model NAME, --config PATH, or a shape: --layers 32 --kv-heads 32 --head-dim 128",
         )
     if o.dtype is not None and o.dtype not in ELEMENT_BYTES:
         raise UsageError(f"unknown dtype {o.dtype!r} of KV", hint=f"one of {', '.join(ELEMENT_BYTES)}")
-    if not ways[2]:
-        if o.query_heads is not None or o.window is not None or o.parameters is not None:
-            raise UsageError("query heads, window and parameters belong to a bare shape", hint="leave them out")
-        model = load_model(o.name or o.config or "")
-        return model, o.dtype or model.kv_dtype
-    if None in shape:
+    model = _bare(o) if shape else load_model(o.name or o.config or "")
+    return model, o.dtype or model.kv_dtype
+
+
+def _bare(o: ModelOptions) -> ModelSpec:
+    """Return a model by its shape; its weights, if there are any, are in 16 bits."""
+    dtype = o.dtype if o.dtype in DTYPE_BYTES else "bfloat16"
+    parameters = 0 if o.parameters is None else int(_positive("number of parameters", o.parameters, float))
+    if o.layers is not None and o.layers > MOST_LAYERS:
+        raise UsageError(f"a model with {o.layers:,} layers?", hint=f"at most {MOST_LAYERS:,}")
+    if o.latent_dim is not None:
+        if o.layers is None or o.query_heads is None or o.kv_heads is not None or o.head_dim is not None:
+            raise UsageError(
+                "which latent shape?", hint="--layers, --query-heads, --latent-dim, --rope-dim and no more"
+            )
+        return bare_latent(
+            layers=o.layers, latent_dim=o.latent_dim, rope_dim=o.rope_dim or 0, query_heads=o.query_heads, dtype=dtype,
+            parameters=parameters,
+        )  # fmt: skip
+    if o.layers is None or o.kv_heads is None or o.head_dim is None:
         raise UsageError("a shape needs --layers, --kv-heads and --head-dim", hint="all three of them")
-    stored = o.dtype or "bfloat16"
-    model = bare(
-        layers=_count("layers", o.layers),
-        kv_heads=_count("kv heads", o.kv_heads),
-        head_dim=_count("elements of a head", o.head_dim),
-        query_heads=None if o.query_heads is None else _count("query heads", o.query_heads),
-        dtype=stored if stored in DTYPE_BYTES else "bfloat16",
-        window=0 if o.window is None else parse_tokens(o.window),
-        parameters=int(o.parameters or 0),
-    )
-    return model, stored
+    return bare(
+        layers=o.layers, kv_heads=o.kv_heads, head_dim=o.head_dim, query_heads=o.query_heads, dtype=dtype,
+        window=0 if o.window is None else parse_tokens(o.window), parameters=parameters,
+    )  # fmt: skip
 
 
 def _workload(o: WorkloadOptions, model: ModelSpec) -> Workload:
@@ -153,7 +162,7 @@ def _network(o: NetworkOptions) -> Network:
 
 def _pool(o: PoolOptions) -> Pool:
     return Pool(
-        nodes=_count("nodes", o.nodes),
+        nodes=_count("nodes", o.nodes, most=MOST_NODES),
         memory_bytes=_size("a node's memory", o.memory),
         bytes_per_s=hardware.parse_rate(str(o.bandwidth)),
         flop_per_s=math.inf if o.flops == "inf" else _positive("FLOP/s of a node", o.flops, parse_flop_per_s),
@@ -179,14 +188,14 @@ def _positive(what: str, value: Any, parse: Callable[[Any], float]) -> float:
     return found
 
 
-def _count(what: str, value: Any) -> int:
-    if not isinstance(value, int) or value < 1:
-        raise UsageError(f"{value} {what}?", hint="give at least 1")
+def _count(what: str, value: Any, *, most: int = 1_000_000) -> int:
+    if not isinstance(value, int) or not 1 <= value <= most:
+        raise UsageError(f"{value} {what}?", hint=f"give 1 to {most:,}")
     return value
 
 
 def _size(what: str, value: Any) -> float:
-    found = parse_bytes(value)
+    found = float(parse_bytes(value if isinstance(value, int) else str(value)))
     if found < 0:
         raise UsageError(f"{what} of {value}?", hint="give 0 or more")
-    return float(found)
+    return found

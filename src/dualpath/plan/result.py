@@ -123,7 +123,7 @@ class SchemeRow(msgspec.Struct, frozen=True, kw_only=True):
     gpus_needed: int | None = None
     """Least GPUs whose HBM holds it all (all-local only)."""
     nics_needed: int | None = None
-    """Least NICs at this end that bring a step's bytes within the target; `None`: no number does, or none is needed."""
+    """Least NICs at this end that bring a step's bytes in time; `None`: no number does, or there are enough."""
     nodes_needed: int | None = None
     """Least nodes that hold the remote KV and meet the target; `None`: no number does, or none is needed."""
 

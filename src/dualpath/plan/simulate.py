@@ -106,7 +106,8 @@ def compression(d: Deployment) -> tuple[Cell, ...]:
         total = budget.total_kv_bytes(other)
         rows = {row.scheme: row for row in scheme_rows(other, budget.memory(other), budget.links(other), search=False)}
         alone = next((rows[scheme] for scheme in (Scheme.ALL_LOCAL, Scheme.TIERS) if rows[scheme].fits), None)
-        for dual, row in ((False, alone), (True, best_pooled(tuple(rows.values())))):
+        pooled = best_pooled(tuple(rows.values())) if budget.memory(other).remote_bytes else alone
+        for dual, row in ((False, alone), (True, pooled)):
             cells.append(
                 Cell(
                     dtype=dtype,

@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dualpath.plan.quantities import gbit_per_s, gbyte_per_s, seconds
-from dualpath.plan.result import Plan, SchemeRow, Sweep
+from dualpath.plan.result import Plan, Ruling, SchemeRow, Sweep
 from dualpath.units import format_bytes
 
 WIDTH = 100
 NONE = "-"
+_SHORT = {Ruling.WILL_NOT_MEET: "will miss"}
 
 Row = tuple[str, ...]
 
@@ -107,7 +108,7 @@ def sweep_table(sweep: Sweep) -> Table:
             f"{point.value:,}",
             format_bytes(point.total_kv_bytes),
             *(NONE if time is None else seconds(time) for time in point.tpot_s.values()),
-            str(point.ruling),
+            _SHORT.get(point.ruling, str(point.ruling)),
         )
         for point in sweep.points
     )
@@ -138,7 +139,7 @@ def _schemes(plan: Plan) -> Table:
     )
     short = [f"{row.scheme} {format_bytes(row.short_bytes)}" for row in plan.schemes if not row.fits]
     notes = (f"* if there were more memory: {', '.join(short)} short",) if short else ()
-    columns = ("scheme", "TPOT", "meets", "tokens/s", "TTFT", "resume", "wire/step", "bound by", "needs")
+    columns = ("scheme", "TPOT", "meets", "tok/s", "TTFT", "resume", "wire/step", "bound by", "needs")
     return Table("Schemes", columns, rows, (0, 7, 8), notes)
 
 
