@@ -90,7 +90,7 @@ def test_a_file_a_page_and_flags_before_the_file(tmp_path: Path, run: Callable[.
 
 
 def measured_run(fetch_ms: float) -> dict[str, Any]:
-    row = {"attend_ms_per_token": 18.0}
+    row = {"attend_ms_per_token": 18.0, "tokens_per_s": 12.5}
     return {
         "schemes": [{"scheme": "fetch", "tpot_ms_p50": fetch_ms, **row}],
         "reference": {"scheme": "local", "tpot_ms_p50": 80.0, **row},

@@ -15,9 +15,15 @@ FABRIC = Fabric(link_bytes_per_s=125e6, rails=1, round_trip_s=0.2e-3, near_bytes
 
 
 def run(pool: str = "10.0.0.2:7480,10.0.0.3:7480", **tpot_ms: float) -> dict[str, Any]:
-    """Return what `dualpath run --json` prints: 181 MB of KV read at 10 GB/s in 18 of 80 ms, 168 MB of it remote."""
-    rows = [{"scheme": name, "tpot_ms_p50": value, "attend_ms_per_token": 40.0} for name, value in tpot_ms.items()]
-    local = {"scheme": "local", "tpot_ms_p50": 80.0, "attend_ms_per_token": 18.0}
+    """Return what `dualpath run --json` prints: 180 MB of KV, 170 of them remote, read in 18 ms of a usual 80 ms step.
+
+    On the mean a step took 100 ms, 22.5 of them in attention.
+    """
+    rows = [
+        {"scheme": name, "tpot_ms_p50": value, "attend_ms_per_token": 40.0, "tokens_per_s": 1.0}
+        for name, value in tpot_ms.items()
+    ]
+    local = {"scheme": "local", "tpot_ms_p50": 80.0, "attend_ms_per_token": 22.5, "tokens_per_s": 10.0}
     return {
         "schemes": [local, *rows],
         "reference": {"scheme": "hf", "tpot_ms_p50": 110.0, "attend_ms_per_token": 0.0},
@@ -54,6 +60,15 @@ def test_on_loopback_the_same_cores_move_bytes_and_compute() -> None:
     assert found.rows[0].simulated_ms == pytest.approx(80 + 170e6 / 4e9 * 1e3)
     near = 170e6 / 10e9  # two nodes at half the local rate each
     assert found.rows[1].simulated_ms == pytest.approx((0.062 + near + 30 * (0.1e-3 + 280_000 / 30 / 4e9)) * 1e3)
+
+
+def test_a_nodes_rate_is_what_the_balancer_measured() -> None:
+    fabric = Fabric(link_bytes_per_s=125e6, rails=1, round_trip_s=0.2e-3)
+    both = run(reduce=90.0, auto=85.0)
+    both["schemes"][2]["choice"] = {"nodes": [{"near_bytes_per_s": 4e9}, {"near_bytes_per_s": 6e9}]}
+    given = check({"run.json": both}, FABRIC).rows[0].simulated_ms
+    assert check({"run.json": both}, fabric).rows[0].simulated_ms == pytest.approx(given)
+    assert check({"run.json": run(reduce=90.0)}, fabric).rows[0].simulated_ms == pytest.approx(given)  # 10 GB/s over 2
 
 
 def test_beyond_the_tolerance_is_not_ok_and_marked() -> None:

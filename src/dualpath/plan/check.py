@@ -1,9 +1,10 @@
 """The simulated TPOT against a measured one: is the model of cost right for this machine? Pure: dicts in, rows out.
 
 What is put in is measured apart from what is predicted: compute outside attention and the rate of local attention come
-from the run's `local` row, the links' rate and round trip from `dualpath bench raw`. Where the nodes are processes of
-the same machine, they share its cores: each computes at the local rate over their number, and received bytes cost
-compute what they take on loopback.
+from the run's `local` row, the links' rate and round trip from `dualpath bench raw`, the rate of attention at a node
+from what the run's balancer measured (its `auto` row). Without such a row nodes are taken to share this machine's
+cores: each computes at the local rate over their number. On loopback received bytes cost compute what they take to
+arrive.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ CHECKED = (Scheme.FETCH, Scheme.SHARDED, Scheme.REDUCE, Scheme.AUTO)
 
 
 class Fabric(msgspec.Struct, frozen=True, kw_only=True):
-    """Links as measured: bytes per second of one, how many the receiver has, the round trip; a node's attention rate.
+    """Links as measured: bytes per second of one, how many the receiver has, the round trip.
 
-    `near_bytes_per_s` `None`: nodes are on this machine and share its cores.
+    `near_bytes_per_s`: attention at a node, if measured apart.
     """
 
     link_bytes_per_s: float
@@ -94,7 +95,7 @@ def _rows(name: str, run: Mapping[str, Any], fabric: Fabric) -> list[CheckRow]:
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise UsageError(
             f"{name} is not what `dualpath run --json` prints: {type(error).__name__} {error}",
-            hint="write it with `dualpath run --scheme local,fetch,sharded,reduce --json`, this release",
+            hint="write it with `dualpath run --scheme local,fetch,sharded,reduce,auto --json`",
         ) from None
     if not found:
         raise UsageError(f"{name} has no scheme to check", hint=f"run one of {', '.join(CHECKED)}")
@@ -108,12 +109,14 @@ def step_of(
     if "local" not in measured:
         raise UsageError("the run has no row local", hint="add local to --scheme: its rates are measured there")
     local, expected, settings = measured["local"], run["expected"], run["settings"]
-    attend_s = float(local["attend_ms_per_token"]) / 1e3
-    outside_s = max(0.0, float(local["tpot_ms_p50"]) / 1e3 - attend_s)
+    step_s = float(local["tpot_ms_p50"]) / 1e3
+    # Both are means: their ratio is that of a usual step too, whatever a few slow ones do to them.
+    attend_s = step_s * float(local["attend_ms_per_token"]) / 1e3 * float(local["tokens_per_s"])
+    outside_s = max(0.0, step_s - attend_s)
     layers, nodes = int(run["model"]["layers"]), int(settings["nodes"])
     total, remote = float(expected["kv_bytes"]), float(expected["fetch_wire_bytes_per_token"])
     local_rate = total / attend_s
-    near = local_rate / nodes if fabric.near_bytes_per_s is None else fabric.near_bytes_per_s
+    near = fabric.near_bytes_per_s or _balancers_rate(measured) or local_rate / nodes
     exchange_bytes = float(expected["reduce_wire_bytes_per_token"]) / layers
     receiver = fabric.link_bytes_per_s * fabric.rails
     node = NodeRates(
@@ -135,6 +138,13 @@ def step_of(
         nodes=(node,) * len(load.remote_bytes),
         copy_s_per_byte=1 / fabric.link_bytes_per_s if shared else 0.0,
     )
+
+
+def _balancers_rate(measured: Mapping[str, Mapping[str, Any]]) -> float | None:
+    """Return how fast a node computes attention, as the balancer of an `auto` row has measured it: the nodes' mean."""
+    nodes = (measured.get(str(Scheme.AUTO), {}).get("choice") or {}).get("nodes", [])
+    rates = [float(node["near_bytes_per_s"]) for node in nodes if node.get("near_bytes_per_s")]
+    return sum(rates) / len(rates) if rates else None
 
 
 def is_loopback(settings: Mapping[str, Any]) -> bool:
