@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from dualpath.plan.inputs import Measured
+from dualpath.plan.inputs import Measured, Prices
 from dualpath.plan.result import Ruling, Verdict
 from dualpath.plan.simulate import simulate
 
@@ -34,6 +34,14 @@ def test_worth_it_where_dram_is_too_slow_and_the_pool_is_not(make: Make) -> None
     assert found.ruling is Ruling.WORTH_IT
     assert "auto over 4 nodes takes" in found.reason
     assert "this host's DRAM would take" in found.reason
+
+
+def test_what_it_is_worth_stands_beside_more_gpus(make: Make) -> None:
+    prices = Prices(gpu=35_064, node=8_766)  # 1 and 0.25 USD an hour
+    found = simulate(msgspec.structs.replace(make(concurrency=8), prices=prices)).verdict
+    assert found.ruling is Ruling.WORTH_IT
+    assert "it costs 2.00 and" in found.reason
+    assert "3 GPUs alone 3.00 and" in found.reason
 
 
 def test_worth_it_where_dram_is_too_small(make: Make) -> None:

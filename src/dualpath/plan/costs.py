@@ -107,6 +107,7 @@ def _row(d: Deployment, plan: str, made_of: str, seconds: float | None, counts: 
     return CostRow(
         plan=plan,
         made_of=made_of,
+        nodes=int(counts.get("node", 0)),
         tpot_s=seconds,
         meets_target=seconds is not None and seconds <= d.workload.budget_s,
         usd_per_hour=hourly,

@@ -45,7 +45,7 @@ def _tpot(plan: Plan, by_context: Sweep) -> str:
     plot = curves(
         shown,
         form_x=_tokens,
-        form_y=lambda ms: f"{ms:g} ms",
+        form_y=lambda ms: seconds(ms / 1e3),
         level=(f"target: {seconds(plan.budget_s)}", plan.budget_s * 1e3),
     )
     caption = "Both axes are logarithmic; lower is better. A curve ends where the scheme's memory does."

@@ -133,6 +133,7 @@ class CostRow(msgspec.Struct, frozen=True, kw_only=True):
 
     plan: str
     made_of: str
+    nodes: int
     tpot_s: float | None
     meets_target: bool
     usd_per_hour: float | None

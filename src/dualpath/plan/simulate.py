@@ -22,7 +22,7 @@ def simulate(d: Deployment) -> Plan:
     """Return the plan of a deployment. Raises `CapacityError` for a hot region larger than what HBM has left."""
     found, has = budget.memory(d), budget.links(d)
     rows = scheme_rows(d, found, has)
-    asked = budget.demand(d, found)
+    asked, costs = budget.demand(d, found), cost_rows(d)
     return Plan(
         model=d.model.name,
         model_source=d.model.source,
@@ -30,7 +30,7 @@ def simulate(d: Deployment) -> Plan:
         concurrency=d.workload.concurrency,
         target_tokens_per_s=d.workload.target_tokens_per_s,
         budget_s=d.workload.budget_s,
-        verdict=judge(d, found, has, asked, rows),
+        verdict=judge(d, found, has, asked, rows, costs),
         inputs=input_rows(d),
         kv=kv_of(d),
         memory=found,
@@ -38,7 +38,7 @@ def simulate(d: Deployment) -> Plan:
         demand=asked,
         window=budget.prefetch_window(d),
         schemes=rows,
-        costs=cost_rows(d),
+        costs=costs,
         price_notes=price_notes(d),
         compression=compression(d),
         prefill_decode=_ratio(d),

@@ -13,7 +13,7 @@ from dualpath.cost.tpot import WORDS, Scheme
 from dualpath.plan.budget import compute_s, total_kv_bytes
 from dualpath.plan.inputs import Deployment
 from dualpath.plan.quantities import gbit_per_s, gbyte_per_s, seconds
-from dualpath.plan.result import Demand, Links, Memory, Ruling, SchemeRow, Verdict
+from dualpath.plan.result import CostRow, Demand, Links, Memory, Ruling, SchemeRow, Verdict
 from dualpath.units import format_bytes
 
 WELL_UNDER = 0.2
@@ -27,10 +27,14 @@ def best_pooled(rows: Sequence[SchemeRow]) -> SchemeRow | None:
     return min((row for row in rows if row.scheme in POOLED and row.fits), key=lambda row: row.tpot_s, default=None)
 
 
-def judge(d: Deployment, found: Memory, has: Links, asked: Demand, rows: Sequence[SchemeRow]) -> Verdict:
-    """Return the ruling for `rows`, one of every scheme."""
+def judge(
+    d: Deployment, found: Memory, has: Links, asked: Demand, rows: Sequence[SchemeRow], costs: Sequence[CostRow] = ()
+) -> Verdict:
+    """Return the ruling for `rows`, one of every scheme. `costs`: to say what it is worth."""
     by_scheme = {row.scheme: row for row in rows}
     ruling, reason = _ruling(d, found, by_scheme, best_pooled(rows))
+    if ruling is Ruling.WORTH_IT:
+        reason += _money(costs)
     return Verdict(ruling, reason, deployment_test(d, has, asked))
 
 
@@ -99,6 +103,27 @@ def _ruling(d: Deployment, found: Memory, rows: dict[Scheme, SchemeRow], best: S
         f"the best scheme, {best.scheme}, takes {seconds(best.tpot_s)} a token where {budget} are allowed, bound by "
         f"{best.bottleneck}; {without}.{_remedy(rows)}",
     )
+
+
+def _money(costs: Sequence[CostRow]) -> str:
+    """Return what the cheapest plans that meet the target cost, with a pool and without one, if both have a price.
+
+    By the hour for this load; by the token for machines that are kept busy: more GPUs are faster than was asked for.
+    """
+    priced = [row for row in costs if row.meets_target and row.usd_per_hour is not None]
+    best = min((row for row in priced if row.nodes), key=_hourly, default=None)
+    other = min((row for row in priced if not row.nodes), key=_hourly, default=None)
+    if best is None or other is None:
+        return ""
+    return (
+        f" By the hour, and by 10^6 tokens if kept busy, it costs {_hourly(best):.2f} and "
+        f"{best.usd_per_million_tokens or 0:.2f} USD; {other.made_of} alone {_hourly(other):.2f} and "
+        f"{other.usd_per_million_tokens or 0:.2f}."
+    )
+
+
+def _hourly(row: CostRow) -> float:
+    return row.usd_per_hour or 0.0
 
 
 def _of(row: SchemeRow) -> str:
