@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -195,3 +196,15 @@ def test_no_text_crashes_a_parser(text: str) -> None:
     for parse in (parse_tokens, parse_seconds, parse_file):
         with contextlib.suppress(UsageError):
             parse(text)
+
+
+def test_the_guide_lists_every_key_of_a_plan_file() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "plan.md").read_text()
+    block = re.search(r"```toml\n(.*?)```", guide, re.S)
+    assert block is not None
+    parse_file(re.sub(r"#.*", "", block.group(1)))
+    for table in PlanOptions.__struct_fields__:
+        part = re.search(rf"\[{table}\](.*?)(?=\n\[|\Z)", block.group(1), re.S)
+        assert part is not None, table
+        for key in getattr(DEFAULTS, table).__struct_fields__:
+            assert key == "config" or re.search(rf"\b{key}\b", part.group(1)), f"{table}.{key}"
