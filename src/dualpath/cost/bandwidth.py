@@ -55,9 +55,9 @@ def joined_bytes_per_s(senders: Iterable[float], receiver_bytes_per_s: float) ->
 def pcie_bytes_per_s(generation: int, lanes: int) -> float:
     """Return what a PCIe link carries one way after line coding, before packet headers.
 
-    Generation 3 x4: 3.94 GB/s. Raises `UsageError` for a generation that does not exist.
+    Generation 3 x4: 3.94 GB/s. Raises `UsageError` for a generation or a width that does not exist.
     """
-    if generation not in _PCIE:
-        raise UsageError(f"PCIe generation {generation}?", hint=f"one of {', '.join(map(str, _PCIE))}")
+    if generation not in _PCIE or lanes not in (1, 2, 4, 8, 16, 32):
+        raise UsageError(f"PCIe generation {generation} with {lanes} lanes?", hint="generations 1 to 6, 1 to 32 lanes")
     transfers_per_s, payload = _PCIE[generation]
     return transfers_per_s * payload * lanes / 8
