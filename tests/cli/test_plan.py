@@ -124,3 +124,10 @@ def test_planning_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert set(done.stderr.split()).isdisjoint({"torch", "transformers", "numpy", "rich"})
+
+
+def test_the_guides_example_is_what_is_printed(run: Callable[..., Outcome]) -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "plan.md").read_text()
+    words, printed = guide.split("## An example\n\n`dualpath ", 1)[1].split("`:\n\n```\n", 1)
+    _, out, _ = run(*words.split())
+    assert out.startswith(printed.split("\n```", 1)[0])

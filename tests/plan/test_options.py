@@ -16,6 +16,7 @@ from dualpath.plan.measured import parse_raw
 from dualpath.plan.options import (
     DEFAULTS,
     ModelOptions,
+    NetworkOptions,
     PlanOptions,
     WorkloadOptions,
     merge,
@@ -94,7 +95,9 @@ def test_measured_rates_replace_nominal_ones_and_it_says_so(make: Make) -> None:
     assert (raw.link_bytes_per_s, raw.round_trip_s, raw.rails) == (1e9, 5e-5, 2)
     assert "under half of nominal" in raw.notes[1]
     d = deployment(shape(), raw=raw)
-    assert (d.network.nic_bytes_per_s, d.network.round_trip_s) == (1e9, 5e-5)
+    assert (d.network.nic_bytes_per_s, d.network.round_trip_s, d.network.nics) == (1e9, 5e-5, 2)
+    given = merge(shape(), PlanOptions(network=NetworkOptions(nics=4)))
+    assert deployment(given, raw=raw).network.nics == 4
     assert (d.origins["nic"], d.origins["round_trip"]) == ("measured", "measured")
 
 
@@ -208,3 +211,11 @@ def test_the_guide_lists_every_key_of_a_plan_file() -> None:
         assert part is not None, table
         for key in getattr(DEFAULTS, table).__struct_fields__:
             assert key == "config" or re.search(rf"\b{key}\b", part.group(1)), f"{table}.{key}"
+
+
+def test_kv_lands_in_gpu_memory_where_that_was_measured() -> None:
+    row = re.search(rb'\{"local_rail": "eth0".*?\}', RAW, re.S)
+    assert row is not None
+    slower = row.group().replace(b"8e9", b"4e9").replace(b'"tcp"', b'"tcp", "memory": "gpu"')
+    both = RAW.replace(row.group(), row.group() + b", " + slower, 1)
+    assert parse_raw(both, name="raw.json").link_bytes_per_s == 0.5e9

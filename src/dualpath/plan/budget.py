@@ -76,7 +76,8 @@ def links(d: Deployment) -> Links:
         pcie_bytes_per_s=pcie,
         receiver_bytes_per_s=receiver,
         sender_bytes_per_s=sender,
-        senders_bytes_per_s=bandwidth.joined_bytes_per_s([sender] * d.pool.nodes, receiver),
+        all_senders_bytes_per_s=sender * d.pool.nodes,
+        joined_bytes_per_s=bandwidth.joined_bytes_per_s([sender] * d.pool.nodes, receiver),
         tier_bytes_per_s=min(pcie, d.compute.dram_bytes_per_s * host.hosts),
     )
 
@@ -107,7 +108,7 @@ def prefetch_window(d: Deployment) -> Window | None:
     blocks = window.window_blocks(
         compute_period_s=period,
         rtt_s=d.network.round_trip_s,
-        drain_bytes_per_s=min(fetched / period, has.senders_bytes_per_s),
+        drain_bytes_per_s=min(fetched / period, has.joined_bytes_per_s),
         layer_block_bytes=block,
         budget_bytes=budget,
     )

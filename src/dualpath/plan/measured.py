@@ -44,11 +44,10 @@ def parse_raw(text: bytes, *, name: str) -> RawRates:
 
 
 def _of_best_lane(rows: tuple[RawRow, ...]) -> list[RawRow]:
-    for lane in BULK_LANES:
-        found = [row for row in rows if row.lane == lane]
-        if found:
-            return found
-    return list(rows)
+    """Return the rows that speak of KV on its way: of a lane for it, and into GPU memory where that was measured."""
+    by_lane = ([row for row in rows if row.lane == lane] for lane in BULK_LANES)
+    found = next((lane for lane in by_lane if lane), list(rows))
+    return [row for row in found if row.memory == "gpu"] or found
 
 
 def _notes(report: RawReport, rows: list[RawRow], slowest: float, round_trip_s: float, rails: int) -> tuple[str, ...]:

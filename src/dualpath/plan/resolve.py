@@ -57,7 +57,10 @@ def deployment(options: PlanOptions, *, raw: RawRates | None = None) -> Deployme
     origins: dict[str, Origin] = {_NAMES[name]: "given" for name in said(options) if name in _NAMES}
     network = _network(full.network)
     if raw is not None:
-        network = msgspec.structs.replace(network, nic_bytes_per_s=raw.link_bytes_per_s, round_trip_s=raw.round_trip_s)
+        nics = raw.rails if options.network.nics is None else network.nics
+        network = msgspec.structs.replace(
+            network, nic_bytes_per_s=raw.link_bytes_per_s, nics=nics, round_trip_s=raw.round_trip_s
+        )
         origins |= {"nic": "measured", "round_trip": "measured"}
     compute = _compute(full.compute)
     measured = full.measured

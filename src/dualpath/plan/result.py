@@ -76,14 +76,18 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Links(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes per second: this side's NICs as sold, what expert traffic takes of them, PCIe, and what is left for KV."""
+    """Bytes per second: this side's NICs, what expert traffic takes of them, PCIe, and what is left to receive KV.
+
+    `joined`: what comes if all nodes send, which is no more than the receiver takes. `tier`: out of this host's DRAM.
+    """
 
     nic_bytes_per_s: float
     all_to_all_bytes_per_s: float
     pcie_bytes_per_s: float
     receiver_bytes_per_s: float
     sender_bytes_per_s: float
-    senders_bytes_per_s: float
+    all_senders_bytes_per_s: float
+    joined_bytes_per_s: float
     tier_bytes_per_s: float
 
 

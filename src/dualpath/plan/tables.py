@@ -94,8 +94,9 @@ def budget_rows(plan: Plan) -> tuple[tuple[str, float], ...]:
         ("there: NICs of this side", has.nic_bytes_per_s),
         ("taken: expert traffic", has.all_to_all_bytes_per_s),
         ("there: PCIe of the GPUs", has.pcie_bytes_per_s),
+        ("there: NICs of all nodes", has.all_senders_bytes_per_s),
         ("left: to receive KV", has.receiver_bytes_per_s),
-        ("left: all nodes to this receiver", has.senders_bytes_per_s),
+        ("left: from all nodes to this receiver", has.joined_bytes_per_s),
         ("left: from this host's DRAM", has.tier_bytes_per_s),
     )
 
