@@ -25,9 +25,10 @@ from dualpath.plan.options import (
 )
 from dualpath.plan.quantities import gbit_per_s, gbyte_per_s, parse_seconds, parse_tokens, seconds
 from dualpath.plan.resolve import deployment
+from dualpath.plan.simulate import simulate
 from dualpath.plan.sweeping import parse_sweep
 
-from .conftest import Make
+from .conftest import Make, options
 
 FILE = """
 [model]
@@ -117,6 +118,8 @@ def test_what_is_no_report_of_raw_bandwidth(text: bytes) -> None:
         ({"kv_heads": 3, "query_heads": 8}, "8 query heads cannot share 3"),
         ({"dtype": "fp4"}, "fp4"),
         ({"parameters": math.nan}, "number of parameters"),
+        ({"parameters": 1e300}, "parameters"),
+        ({"head_dim": 10**12}, "head dim"),
         ({"latent_dim": 512}, "latent shape"),
     ],
 )
@@ -138,6 +141,8 @@ def test_impossible_shapes_are_questioned(changes: dict[str, int | float | str],
         ({"nodes": 10**9}, "nodes"),
         ({"gpu": "H1000"}, "H1000"),
         ({"hot": "64M"}, "64M"),
+        ({"hot": "9" * 400}, "hot region"),
+        ({"context": 1 << 50}, "tokens"),
         ({"flops": 0}, "FLOP"),
         ({"round_trip": "5 weeks"}, "weeks"),
     ],
@@ -199,6 +204,36 @@ def test_no_text_crashes_a_parser(text: str) -> None:
     for parse in (parse_tokens, parse_seconds, parse_file):
         with contextlib.suppress(UsageError):
             parse(text)
+
+
+TEXTS = st.text("0123456789.eEKMGTiBb/sunfax-", max_size=12)
+
+
+@given(
+    values=st.dictionaries(
+        st.sampled_from(
+            [
+                "context",
+                "latency",
+                "chunk",
+                "hot",
+                "window",
+                "dram",
+                "nic",
+                "round_trip",
+                "memory",
+                "bandwidth",
+                "flops",
+                "gpu",
+            ]
+        ),
+        TEXTS,
+        max_size=3,
+    )
+)
+def test_no_value_crashes_a_plan(values: dict[str, str]) -> None:
+    with contextlib.suppress(UsageError):
+        simulate(deployment(options(**values)))
 
 
 def test_the_guide_lists_every_key_of_a_plan_file() -> None:

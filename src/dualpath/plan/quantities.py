@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dualpath.errors import UsageError
 
 _NUMBER = re.compile(r"\s*(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*([A-Za-zµ]*)\s*")
+MOST_TOKENS = 1 << 40
 _TOKENS = {"": 1, "k": 1 << 10, "ki": 1 << 10, "m": 1 << 20, "mi": 1 << 20}
 _SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 _FLOP = {"": 1.0, "g": 1e9, "t": 1e12, "p": 1e15}
@@ -16,7 +17,11 @@ _FLOP = {"": 1.0, "g": 1e9, "t": 1e12, "p": 1e15}
 
 def parse_tokens(text: str | float) -> int:
     """Return a number of tokens: `128K` is 131,072 and `1M` is 1,048,576 (contexts are sold in binary units)."""
-    return int(_parse(text, _TOKENS, "a number of tokens", "write it like 131072, 128K (x 1024) or 1M (x 1024 x 1024)"))
+    hint = "write it like 131072, 128K (x 1024) or 1M (x 1024 x 1024)"
+    found = _parse(text, _TOKENS, "a number of tokens", hint)
+    if found > MOST_TOKENS:
+        raise UsageError(f"{text} tokens?", hint=hint)
+    return int(found)
 
 
 def parse_seconds(text: str | float) -> float:

@@ -30,7 +30,6 @@ from dualpath.plan.quantities import parse_flop_per_s, parse_seconds, parse_toke
 from dualpath.units import parse_bytes
 
 BLOCK_TOKENS = 256
-MOST_LAYERS = 10_000
 MOST_NODES = 4096
 _NAMES = {
     "workload.context": "context", "workload.concurrency": "concurrency", "workload.target": "target",
@@ -40,6 +39,11 @@ _NAMES = {
     "pool.nics": "nodes", "pool.bandwidth": "pool_bandwidth", "pool.flops": "pool_flops",
 }  # fmt: skip
 """Option: the row of the inputs table that it stands in."""
+_MOST = {
+    "layers": 10_000, "kv_heads": 10**5, "query_heads": 10**5, "head_dim": 10**5, "latent_dim": 10**6,
+    "rope_dim": 10**6, "parameters": 10**16,
+}  # fmt: skip
+"""More than any model has: a slip, and a large range to no avail."""
 
 
 _SHAPE = ("layers", "kv_heads", "query_heads", "head_dim", "latent_dim", "rope_dim", "window", "parameters")
@@ -102,8 +106,9 @@ def _bare(o: ModelOptions) -> ModelSpec:
     """Return a model by its shape; its weights, if there are any, are in 16 bits."""
     dtype = o.dtype if o.dtype in DTYPE_BYTES else "bfloat16"
     parameters = 0 if o.parameters is None else int(_positive("number of parameters", o.parameters, float))
-    if o.layers is not None and o.layers > MOST_LAYERS:
-        raise UsageError(f"a model with {o.layers:,} layers?", hint=f"at most {MOST_LAYERS:,}")
+    for key, most in _MOST.items():
+        if (getattr(o, key) or 0) > most:
+            raise UsageError(f"a model with {getattr(o, key):,} {key.replace('_', ' ')}?", hint=f"at most {most:,}")
     if o.latent_dim is not None:
         if o.layers is None or o.query_heads is None or o.kv_heads is not None or o.head_dim is not None:
             raise UsageError(
@@ -198,7 +203,10 @@ def _count(what: str, value: Any, *, most: int = 1_000_000) -> int:
 
 
 def _size(what: str, value: Any) -> float:
-    found = float(parse_bytes(value if isinstance(value, int) else str(value)))
-    if found < 0:
+    try:
+        found = float(parse_bytes(value if isinstance(value, int) else str(value)))
+    except OverflowError:
+        found = math.inf
+    if not 0 <= found < math.inf:
         raise UsageError(f"{what} of {value}?", hint="give 0 or more")
     return found
