@@ -182,7 +182,7 @@ def test_times() -> None:
 
 
 def test_words_for_numbers() -> None:
-    assert [seconds(value) for value in (1.374, 0.0454, 16e-6)] == ["1.37 s", "45.4 ms", "16 us"]
+    assert [seconds(value) for value in (1.374, 0.0454, 16e-6, 9000)] == ["1.37 s", "45.4 ms", "16 us", "2.5 h"]
     assert (gbyte_per_s(6.4e9), gbit_per_s(6.4e9)) == ("6.4 GB/s", "51.2 Gbit/s")
     assert (gbyte_per_s(1.374e12), gbyte_per_s(1e7)) == ("1.37 TB/s", "10 MB/s")
 

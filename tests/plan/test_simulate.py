@@ -87,6 +87,12 @@ def test_no_number_of_nics_helps_where_pcie_is_too_slow(make: Make) -> None:
     assert row(simulate(make(**base, nics=1)), Scheme.SHARDED).nics_needed is None
 
 
+@pytest.mark.parametrize("memory", ["0", "1"])
+def test_nodes_without_memory_are_never_enough(make: Make, memory: str) -> None:
+    reduce = row(simulate(make(concurrency=8, memory=memory)), Scheme.REDUCE)
+    assert (reduce.fits, reduce.nodes_needed) == (False, None)
+
+
 def test_a_hot_region_larger_than_what_is_left_is_refused(make: Make) -> None:
     with pytest.raises(CapacityError, match="hot region of 70 GiB"):
         simulate(make(hot="70GiB"))

@@ -38,9 +38,9 @@ def nics_needed(d: Deployment, load: StepLoad, busy_s: float, has: Links) -> int
 
 def nodes_needed(d: Deployment, found: Memory, has: Links, scheme: Scheme) -> int | None:
     """Return the fewest nodes that hold the remote KV and with which `scheme` meets the target, `None` if none do."""
-    if not found.remote_bytes:
+    if not 0 < found.remote_bytes <= d.pool.memory_bytes * MOST_NODES:
         return None
-    first = max(1, math.ceil(found.remote_bytes / d.pool.memory_bytes))
+    first = math.ceil(found.remote_bytes / d.pool.memory_bytes)
 
     def meets(nodes: int) -> bool:
         return tpot.tpot(scheme, *step(d, found, has, nodes=nodes)).seconds <= d.workload.budget_s

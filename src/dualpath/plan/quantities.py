@@ -46,7 +46,9 @@ def _parse(text: str | float, units: Mapping[str, float], what: str, hint: str) 
 
 
 def seconds(value: float) -> str:
-    """Return a time with three digits in the unit that suits: `45 ms`, `1.37 s`, `16 us`."""
+    """Return a time with three digits in the unit that suits: `45 ms`, `1.37 s`, `16 us`, `2.5 h`."""
+    if value >= 1000:
+        return f"{value / 3600:.3g} h"
     for unit, scale in (("s", 1.0), ("ms", 1e-3)):
         if value >= scale:
             return f"{value / scale:.3g} {unit}"

@@ -129,7 +129,7 @@ def _schemes(plan: Plan) -> Table:
             str(row.scheme),
             seconds(row.tpot_s) + ("" if row.fits else "*"),
             "yes" if row.meets_target else "no",
-            f"{row.tokens_per_s:,.0f}",
+            f"{row.tokens_per_s:,.0f}" if row.tokens_per_s >= 10 else f"{row.tokens_per_s:.2g}",
             NONE if row.ttft_s is None else seconds(row.ttft_s),
             seconds(row.resume_s),
             format_bytes(row.wire_bytes_per_step),
