@@ -103,3 +103,4 @@ def test_the_window_covers_a_period_and_a_round_trip_within_its_budget() -> None
     assert window.window_blocks(**wanted, budget_bytes=1e9) == 12
     assert window.window_blocks(**wanted, budget_bytes=5.5e6) == 5
     assert window.window_blocks(**wanted, budget_bytes=0) == 1
+    assert window.window_blocks(**wanted | {"rtt_s": float("inf")}, budget_bytes=5.5e6) == 5

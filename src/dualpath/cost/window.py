@@ -21,5 +21,6 @@ def window_blocks(
     `clamp(ceil(lead x drain rate / layer-block bytes), 1, memory budget / layer-block bytes)`, at least 1. The drain
     rate is how fast compute consumes fetched bytes; the budget is what keeps a long context from running out of memory.
     """
-    wanted = math.ceil(lead_s(compute_period_s, rtt_s) * drain_bytes_per_s / layer_block_bytes)
-    return max(1, min(wanted, int(budget_bytes // layer_block_bytes)))
+    wanted = lead_s(compute_period_s, rtt_s) * drain_bytes_per_s / layer_block_bytes
+    most = int(budget_bytes // layer_block_bytes)
+    return max(1, most if wanted >= most else math.ceil(wanted))
