@@ -158,6 +158,11 @@ def test_a_context_beyond_the_model_is_questioned() -> None:
         deployment(PlanOptions(model=ModelOptions(name="llama-3.1-8b"), workload=WorkloadOptions(context="256K")))
 
 
+@pytest.mark.parametrize(("nic", "origin"), [("connectx-7", "nominal"), ("400G", "given"), (None, None)])
+def test_a_data_sheet_is_nominal(make: Make, nic: str | None, origin: str | None) -> None:
+    assert make(nic=nic).origins.get("nic") == origin
+
+
 def test_one_model_and_one_only() -> None:
     with pytest.raises(UsageError, match="which model"):
         deployment(PlanOptions())

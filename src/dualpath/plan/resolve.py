@@ -59,7 +59,10 @@ def deployment(options: PlanOptions, *, raw: RawRates | None = None) -> Deployme
     full = merge(options, DEFAULTS)
     model, dtype = _model(full.model)
     origins: dict[str, Origin] = {_NAMES[name]: "given" for name in said(options) if name in _NAMES}
-    network = _network(full.network)
+    nic = hardware.load_nic(str(full.network.nic))
+    if "nic" in origins and nic.source != "given":
+        origins["nic"] = "nominal"
+    network = _network(full.network, nic)
     if raw is not None:
         nics = raw.rails if options.network.nics is None else network.nics
         network = msgspec.structs.replace(
@@ -159,9 +162,9 @@ def _compute(o: ComputeOptions) -> Compute:
     )
 
 
-def _network(o: NetworkOptions) -> Network:
+def _network(o: NetworkOptions, nic: hardware.NicSpec) -> Network:
     return Network(
-        nic_bytes_per_s=hardware.load_nic(str(o.nic)).bytes_per_s,
+        nic_bytes_per_s=nic.bytes_per_s,
         nics=_count("NICs", o.nics),
         round_trip_s=_positive("round trip", o.round_trip, parse_seconds),
         storage_nics=_count("storage NICs", o.storage_nics),
