@@ -36,7 +36,7 @@ COMMANDS = (
         "Examine this machine's fabric, or recorded hosts.",
         "doctor_command",
     ),
-    CommandEntry("bench", "dualpath.cli.bench", "COMMANDS", "Measure the attention kernel or the transports."),
+    CommandEntry("bench", "dualpath.cli.bench", "COMMANDS", "Measure the kernel, the transports or the network."),
     CommandEntry("plan", "dualpath.cli.plan", "plan_command", "What the KV of a model needs, and whether this helps."),
     CommandEntry("version", "dualpath.cli.version", "version_command", "Print the version and what it runs on."),
 )
