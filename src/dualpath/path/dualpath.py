@@ -19,11 +19,13 @@ from dualpath.errors import CapacityError, UsageError
 from dualpath.kv.layout import LayerKind
 from dualpath.path.arena import Budget, LocalArena
 from dualpath.path.attach import attach
+from dualpath.path.auto import Auto
 from dualpath.path.call_reader import BaselineReader, CallReader
 from dualpath.path.config import PathConfig, Scheme
 from dualpath.path.fill import fill_random, read_block
 from dualpath.path.growth import Fill, Growth, grow
 from dualpath.path.metrics import PathMetrics
+from dualpath.path.plan import take_remote
 from dualpath.path.prefetch_reader import PrefetchReader
 from dualpath.path.publisher import Publisher
 from dualpath.path.reader import MappedReader, NoReader, Reader
@@ -64,8 +66,13 @@ class DualPath:
         self._trace: IO[str] | None = None
         self.reader: Reader = NoReader()
         self.reducer: Reducer | None = None
+        self.auto: Auto | None = None
+        self.divide = take_remote
         self.writer: Writer | None = None
         self.publisher: Publisher | None = None
+        if pool is not None and config.scheme is Scheme.AUTO:
+            self.auto = Auto([node.name for node in pool.nodes], self.metrics, config.threads)
+            self.divide = self.auto.divide
         if pool is not None and not local:
             self.reader = self._make_reader(pool)
             self.publisher = Publisher(directory or MemoryDirectory(), pool, len(layout.groups))
@@ -77,7 +84,7 @@ class DualPath:
                 spread=config.scheme.spreads,
                 deadline_s=config.deadline_s,
             )
-            if config.scheme is Scheme.REDUCE:
+            if config.scheme.reduces:
                 self.reducer = Reducer(pool, self.metrics, config.deadline_s)
         self._sequences: dict[SequenceId, Sequence] = {}
         self._ids = itertools.count(1)
@@ -212,6 +219,8 @@ class DualPath:
             raise UsageError("a sequence occurs twice in the batch")
         if self.publisher is not None:
             self.publisher.prolong()
+        if self.auto is not None:
+            self.auto.begin()
         growths: list[Growth] = []
         row = 0
         for sequence, new in batch:
@@ -258,6 +267,8 @@ class DualPath:
             for fill in growth.full(self.layout.block_tokens):
                 self._seal(growth, fill)
             self._drop_unseen(sequence)
+        if self.auto is not None and self.reducer is not None:
+            self.auto.committed(self.reducer.answers)
         self._finish()
 
     def abort_step(self, growths: list[Growth]) -> None:
@@ -421,7 +432,7 @@ class DualPath:
         policies = (DECODE, PREFILL)
         if self.config.one_lane:
             policies = (replace(DECODE, lane=Lane.BULK), replace(PREFILL, lane=Lane.BULK))
-        return PrefetchReader(
+        reader = PrefetchReader(
             pool,
             self.arena,
             self.layout,
@@ -431,6 +442,9 @@ class DualPath:
             ahead=self.config.ahead,
             trace=self._trace,
         )
+        if self.auto is not None:
+            reader.watch = self.auto.watch
+        return reader
 
 
 def _require_room(layout: KVLayout, config: PathConfig, largest: int) -> None:

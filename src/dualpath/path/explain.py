@@ -107,7 +107,8 @@ def _rows(seen: Observation) -> list[tuple[int, int]]:
 
 
 def _all_blocks(path: DualPath, seen: Observation) -> BlockTable:
-    entries: list[Entry] = [*seen.plan.far.entries, *seen.plan.near.entries]
+    plan = seen.plan
+    entries: list[Entry] = [*plan.reduced.entries, *plan.far.entries, *plan.near.entries]
     buffers = [np.frombuffer(read_layer_block(path, entry, seen.plan.index, seen.index), np.uint8) for entry in entries]
     count = len(entries)
     return BlockTable(

@@ -7,6 +7,8 @@ For each sequence the visible blocks are split at the last one that is not local
 
 *Far* entries are folded first, in runs, as a reader brings them; *near* ones in one call after them. So the fold is in
 token order for every scheme. A block that several sequences share is brought once and serves them all.
+
+Where nodes attend to their own blocks, those are taken out before: *reduced* entries, of each node its oldest ones.
 """
 
 from __future__ import annotations
@@ -120,7 +122,10 @@ class Table:
 
 @dataclass(slots=True)
 class GroupPlan:
-    """A step's reading of one layer group. `first_rows[s]` is the position of sequence `s`'s first query row."""
+    """A step's reading of one layer group. `first_rows[s]` is the position of sequence `s`'s first query row.
+
+    `reduced`: what nodes attend to, and is not read.
+    """
 
     index: int
     group: LayerGroup
@@ -129,8 +134,14 @@ class GroupPlan:
     far: Table
     near: Table
     first_rows: list[int]
+    reduced: Table
     rows: int = 0
     """Query rows of the step."""
+
+
+def take_remote(entries: list[Entry]) -> tuple[list[Entry], list[Entry]]:
+    """Split one sequence's entries into those that are not local, and those that are."""
+    return [e for e in entries if e.part.local is None], [e for e in entries if e.part.local is not None]
 
 
 def split(entries: list[Entry]) -> tuple[list[Entry], list[Entry]]:

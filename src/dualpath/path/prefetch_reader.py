@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from dualpath.pool.client import Pool
     from dualpath.transport.base import Ticket
 
+    OnItem = Callable[[int, Outcome], None]
+
 _RUN_ENTRIES = 32  # a run frees its slots only when it is folded: short runs keep the window moving
 
 
@@ -85,6 +87,7 @@ class PrefetchReader:
         self._schedule: list[Item[_Flight]] = []
         self._by_layer: dict[tuple[int, int], list[Item[_Flight] | None]] = {}
         self._reserve = 0
+        self.watch: Callable[[int, int, int, OnItem], OnItem] | None = None  # (node, slot bytes, slots, on_item)
 
     def begin(self, plans: Sequence[GroupPlan], *, reserve: int, wrap: bool) -> None:
         """Match what is held against the step's schedule, make room for `reserve`, and start fetching."""
@@ -231,13 +234,14 @@ class PrefetchReader:
             for flight in flights:
                 self._read(number, [flight])
             return
+        noting = self._noting(flights)
         ticket = self._pool.nodes[number].read(
             [flight.entry.part.refs[flight.layer] for flight in flights if flight.entry.part.refs is not None],
             [flight.slots.bytes_of(flight.slot) for flight in flights],
             slot_bytes=size,
             lane=self._window.policy.lane,
             timeout_s=self._deadline_s,
-            on_item=self._noting(flights),
+            on_item=noting if self.watch is None else self.watch(number, size, len(flights), noting),
         )
         for index, flight in enumerate(flights):
             flight.ticket, flight.index = ticket, index

@@ -4,9 +4,10 @@
     for each layer:  out = step.attend(layer, q, k, v, scale=…)
     step.commit()      or      step.abort()
 
-`attend` on one layer: (1) k and v go to their slots; (2) far blocks are folded as a reader brings them, or nodes reduce
-them while the near ones are folded here; (3) blocks that became full are written to their node. After an error the step
-must be aborted; the sequences are then as before it, whatever happened.
+`attend` on one layer: (1) k and v go to their slots; (2) queries go to the nodes that reduce blocks of theirs;
+meanwhile far blocks are folded as a reader brings them, then the near ones, and what the nodes answer is merged;
+(3) blocks that became full are written to their node. After an error the step must be aborted; the sequences are then
+as before it, whatever happened.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from dualpath.kv.layout import LayerGroup
     from dualpath.path.dualpath import DualPath
     from dualpath.path.growth import Fill, Growth
+    from dualpath.path.reduce import Shipment
 
     Float32 = NDArray[np.float32]
     Array = NDArray[np.generic]
@@ -92,10 +94,13 @@ class Step:
         path = self._path
         reserve = len(self._scratch) * max(plan.slots.slot_bytes for plan in self._plans)
         reduced = [plan for plan in self._plans if self._reduces(plan.group)]
-        fetched = [plan for plan in self._plans if not self._reduces(plan.group)]
         if path.reducer is not None:
             path.reducer.begin(reduced, [growth.sequence.id for growth in self._growths], self._row_start)
-        path.reader.begin(fetched, reserve=reserve, wrap=path.reducer is None)
+        wrap = path.reducer is None
+        if path.auto is not None:
+            path.auto.started(reduced, self.rows, max(growth.count for growth in self._growths))
+            wrap = self.reducing and path.auto.wraps
+        path.reader.begin(self._plans, reserve=reserve, wrap=wrap)
 
     def attend(
         self,
@@ -120,17 +125,18 @@ class Step:
         scratch = self._take_scratch(plan)
         try:
             self._store(plan, index, k, v, scratch)
-            if self._reduces(plan.group):
-                out = self._reduce(plan, index, q, scratch, scale, softcap, sinks)
-            else:
-                state = State.empty(self.rows, plan.group.query_heads, plan.group.value_dim)
-                for run in self._path.reader.runs(plan, index):
-                    table = plan.far.run(run.lo, run.hi, self._path.arena.buffers, run.places, self._row_start)
-                    self._fold(state, q, plan, table, scale, softcap)
-                self._fold_near(state, q, plan, index, scratch, scale, softcap)
-                out = attention.finish(state, sinks)[0]
-                if self.observer is not None:
-                    self.observer(Observation(layer, plan, index, q, scale, softcap, sinks, [("here", state, 0)], out))
+            shipment = self._ship(plan, index, q, scale, softcap)
+            state = State.empty(self.rows, plan.group.query_heads, plan.group.value_dim)
+            for run in self._path.reader.runs(plan, index):
+                table = plan.far.run(run.lo, run.hi, self._path.arena.buffers, run.places, self._row_start)
+                self._fold(state, q, plan, table, scale, softcap)
+            self._fold_near(state, q, plan, index, scratch, scale, softcap)
+            parts = [*self._collect(shipment), state]
+            whole = attention.combine(parts) if len(parts) > 1 else state
+            out = attention.finish(whole, sinks)[0]
+            if self.observer is not None:
+                seen = self._partials(plan, state)
+                self.observer(Observation(layer, plan, index, q, scale, softcap, sinks, seen, out))
             self._write(plan, index, scratch)
         finally:
             plan.slots.free(Budget.WINDOW, scratch)
@@ -154,6 +160,7 @@ class Step:
     def _plan(self, index: int) -> GroupPlan:
         layout, path = self._path.layout, self._path
         group = layout.groups[index]
+        reduced: list[list[Entry]] = []
         far: list[list[Entry]] = []
         near: list[list[Entry]] = []
         for growth in self._growths:
@@ -162,18 +169,15 @@ class Step:
                 for block in growth.sequence.blocks
                 if block.id is not None and visible(block, group, growth.start)
             ]
-            if self._reduces(group):
-                a = [entry for entry in entries if entry.part.local is None]
-                b = [entry for entry in entries if entry.part.local is not None]
-            else:
-                a, b = split(entries)
+            taken, rest = path.divide(entries) if self._reduces(group) else ([], entries)
+            a, b = split(rest)
+            reduced.append(taken)
             far.append(a)
             near.append(b + [Entry(fill.block, fill.block.parts[index], fill.tokens) for fill in growth.fills])
         slots = path.arena.slots(layout.layer_block_bytes(group))
         starts = [growth.start for growth in self._growths]
-        return GroupPlan(
-            index, group, geometry_of(layout, group), slots, Table.of(far), Table.of(near), starts, self.rows
-        )
+        tables = Table.of(far), Table.of(near), starts, Table.of(reduced)
+        return GroupPlan(index, group, geometry_of(layout, group), slots, *tables, self.rows)
 
     def _near_slots(self, plan: GroupPlan) -> NDArray[np.int64]:
         """Return the slots of the near entries, `[entries, layers]`; rows of scratch blocks are filled per layer."""
@@ -235,6 +239,7 @@ class Step:
     def _fold(
         self, state: State, q: Float32, plan: GroupPlan, table: attention.BlockTable, scale: float, softcap: float
     ) -> None:
+        started = time.perf_counter()
         attention.attend(
             state,
             q,
@@ -246,6 +251,9 @@ class Step:
             window=plan.group.window,
             threads=1 if self._alone(table, plan) else self._path.config.threads,
         )
+        metrics = self._path.metrics
+        metrics.local_s += time.perf_counter() - started
+        metrics.local_bytes += int(table.tokens.sum()) * (plan.slots.slot_bytes // plan.geometry.block_tokens)
 
     def _alone(self, table: attention.BlockTable, plan: GroupPlan) -> bool:
         """Whether one thread does this fold: while nodes compute, waking a second one for little gains nothing."""
@@ -272,28 +280,26 @@ class Step:
         table = plan.near.whole(self._path.arena.buffers, places, self._row_start)
         self._fold(state, q, plan, table, scale, softcap)
 
-    def _reduce(
-        self,
-        plan: GroupPlan,
-        index: int,
-        q: Float32,
-        scratch: NDArray[np.int64],
-        scale: float,
-        softcap: float,
-        sinks: Float32 | None,
-    ) -> Float32:
+    def _ship(self, plan: GroupPlan, index: int, q: Float32, scale: float, softcap: float) -> Shipment | None:
+        """Send `q` to the nodes that attend to blocks of theirs, if there are any."""
         reducer = self._path.reducer
-        assert reducer is not None
-        shipment = reducer.start(plan, index, q, scale=scale, softcap=softcap, debug=self.observer is not None)
-        near = State.empty(self.rows, plan.group.query_heads, plan.group.value_dim)
-        self._fold_near(near, q, plan, index, scratch, scale, softcap)
-        far = [State(lse, np.ones_like(lse), out) for out, lse in reducer.collect(shipment, self.rows)]
-        out = attention.finish(attention.combine([*far, near]), sinks)[0]
-        if self.observer is not None:
-            seen = [*reducer.observed, ("here", near, sum(entry.tokens for entry in plan.near.entries))]
-            layer = plan.group.layers[index]
-            self.observer(Observation(layer, plan, index, q, scale, softcap, sinks, seen, out))
-        return out
+        if reducer is None or not plan.reduced.entries:
+            return None
+        return reducer.start(plan, index, q, scale=scale, softcap=softcap, debug=self.observer is not None)
+
+    def _collect(self, shipment: Shipment | None) -> list[State]:
+        """Return the partials of all nodes that were asked, in node order."""
+        reducer = self._path.reducer
+        if reducer is None or shipment is None:
+            return []
+        return [State(lse, np.ones_like(lse), out) for out, lse in reducer.collect(shipment, self.rows)]
+
+    def _partials(self, plan: GroupPlan, state: State) -> list[tuple[str, State, int]]:
+        """Return what an observer sees of a layer: the nodes' partials, and what was folded here."""
+        reducer = self._path.reducer
+        remote = reducer.observed if reducer is not None and plan.reduced.entries else []
+        tokens = sum(entry.tokens for entry in [*plan.far.entries, *plan.near.entries])
+        return [*remote, ("here", state, tokens)]
 
     def _write(self, plan: GroupPlan, index: int, scratch: NDArray[np.int64]) -> None:
         writer = self._path.writer

@@ -8,6 +8,7 @@ reply      out and lse of all rows                rows of a query that is not OK
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -60,6 +61,7 @@ def answer(
     if good_rows is not None:
         queries, position, rows = queries[good_rows], position[good_rows], rows[good]
     state = attention.State.empty(len(queries), request.query_heads, geometry.value_dim)
+    started = time.perf_counter()
     if len(queries):
         attention.attend(
             state,
@@ -72,11 +74,12 @@ def answer(
             window=request.window,
             threads=threads,
         )
+    compute_s = time.perf_counter() - started
     arrays = [*attention.finish(state)] + ([state.max, state.exp_sum] if request.debug else [])
     if good_rows is not None:
         empty = [0.0, -np.inf, -np.inf, 0.0]
         arrays = [_spread(array, good_rows, value) for array, value in zip(arrays, empty, strict=False)]
-    return Reply(Partials(outcomes), [np.ascontiguousarray(array).data.cast("B") for array in arrays])
+    return Reply(Partials(outcomes, compute_s), [np.ascontiguousarray(array).data.cast("B") for array in arrays])
 
 
 def _check(request: Attend, payload: memoryview, views: Mapping[int, View]) -> Geometry:

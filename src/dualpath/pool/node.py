@@ -65,7 +65,7 @@ class NodePartials:
     """A node's answer to one `Attend`: views into the received bytes, read-only, in the order of the request's rows.
 
     `outcomes` per view query; `out` float32 `[rows, query_heads, value_dim]`, `lse` float32 `[rows, query_heads]`; with
-    `debug` in the request also `max` and `exp_sum`, like `lse`.
+    `debug` in the request also `max` and `exp_sum`, like `lse`. `compute_s`: what the node's kernel took; 0: not told.
     """
 
     outcomes: Sequence[Outcome]
@@ -73,6 +73,7 @@ class NodePartials:
     lse: NDArray[np.float32]
     max: NDArray[np.float32] | None = None
     exp_sum: NDArray[np.float32] | None = None
+    compute_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -310,4 +311,5 @@ def _partials(request: Attend, reply: Partials, payload: memoryview, node: str) 
     numbers = np.frombuffer(payload, np.float32)
     out = numbers[:values].reshape(rows, request.query_heads, values // scalars)
     rest = numbers[values:].reshape(extra, rows, request.query_heads)
-    return NodePartials(reply.outcomes, out, *rest)
+    largest, exp_sum = rest[1:] if request.debug else (None, None)
+    return NodePartials(reply.outcomes, out, rest[0], largest, exp_sum, reply.compute_s)

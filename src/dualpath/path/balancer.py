@@ -1,0 +1,185 @@
+"""When scheme `auto` decides, when it tries something else, and when it leaves things as they are. Pure.
+
+    first step: reduce all ─▶ probe ─▶ settled ─▶ every 16 steps, or when load or rates have moved by 10 %: decide
+                                        ▲  │
+                                        └──┴─ now and then a probe, which lasts one step
+
+*Deciding* compares the best split with the two corners. A corner within 3 % of the best is preferred, since it has less
+that can vary; what is in force is preferred over anything less than 3 % better, since fetched blocks that change are
+fetched in vain. The model's times are corrected by how earlier steps of the same form compared with theirs.
+
+*Probing.* In a corner one side is never used, and its rates age: a node of which nothing is fetched shows no bandwidth.
+A probe fetches (or reduces) one block of each such node for one step. What probes have cost beyond an ordinary step
+never exceeds 2 % of all time, but for the first one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dualpath.cost.balance import Rates, Split, StepLoad, balance_blocks, fetch_all, reduce_all, split_at
+from dualpath.path.choice import Choice, Form
+from dualpath.path.rates import Median, Speeds, StepSeen
+
+_EVERY = 16
+_SOON = 4  # after a change, to see whether it was for the better
+_MOVED = 0.10
+_WORTH = 0.03
+_PROBE_SHARE = 0.02
+_STALE_S = 5.0
+_REMEMBER_S = 60.0
+
+
+@dataclass(slots=True)
+class Probing:
+    """What probes have cost so far, beyond ordinary steps. `now`: the step under way is one."""
+
+    clock_s: float = 0.0
+    spent_s: float = 0.0
+    last_s: float = 0.0
+    now: bool = False
+    count: int = 0
+
+    def affordable(self) -> bool:
+        """Whether one more like the last stays within the budget."""
+        return self.spent_s + self.last_s <= _PROBE_SHARE * self.clock_s
+
+
+class Balancer:
+    """Decides after each step what the next one does: `choice`. `settled` is that without probes."""
+
+    def __init__(self, speeds: Speeds, nodes: int) -> None:
+        self.speeds = speeds
+        self.probing = Probing()
+        self.settled = self.choice = Choice(Form.REDUCE, (0.0,) * nodes)
+        self._steps_s = Median()
+        self._bias: dict[Form, Median] = {}
+        self._until = 0
+        self._decided_for: StepLoad | None = None
+
+    def after(self, now_s: float, seen: StepSeen) -> None:
+        """A step was committed that did what `choice` says."""
+        self.speeds.saw(now_s, seen)
+        self.probing.clock_s += seen.step_s
+        if not any(node.blocks for node in seen.nodes):
+            self.settled = self.choice = Choice(Form.BYPASS, (0.0,) * len(seen.nodes))
+            self._decided_for = None
+            return
+        if self.settled.form is Form.BYPASS:
+            self.settled = Choice(Form.REDUCE, self.settled.shares)
+        if self.probing.now:
+            ordinary_s = self._steps_s.value()
+            self.probing.last_s = 0.0 if ordinary_s is None else max(0.0, seen.step_s - ordinary_s)
+            self.probing.spent_s += self.probing.last_s
+            self.probing.now = False
+        else:
+            self._steps_s.add(now_s, seen.step_s)
+            self._until -= 1
+        load = self._load(seen)
+        if self._decided_for is None or _moved(load, self._decided_for):
+            self._steps_s = Median()  # what was measured of another load says nothing of this one
+            self._decide(now_s, seen, load)
+        elif self._until <= 0 or (self._until % _SOON == 0 and self._rates_moved(seen)):
+            self._decide(now_s, seen, load)
+        self.choice = self._probe(now_s, seen) or self.settled
+
+    # --- deciding ----------------------------------------------------------------------------------------------
+
+    def _load(self, seen: StepSeen) -> StepLoad:
+        remote = tuple(node.blocks * seen.block_bytes for node in seen.nodes)
+        return StepLoad(self.speeds.outside_s(seen), seen.layers, seen.hot_bytes, remote, seen.query_rows)
+
+    def _decide(self, now_s: float, seen: StepSeen, load: StepLoad) -> None:
+        rates = self.speeds.rates(seen)
+        if rates is None:
+            return
+        counts = [round(share * node.blocks) for share, node in zip(self.settled.shares, seen.nodes, strict=True)]
+        current = split_at(load, rates, tuple(count * seen.block_bytes for count in counts))
+        self._learn(now_s, current)
+        corners = reduce_all(load, rates), fetch_all(load, rates)
+        best = balance_blocks(load, rates, seen.block_bytes)
+        chosen = self._prefer(now_s, load, [current, *sorted(corners, key=lambda split: split.step_s), best])
+        form = _form(load, chosen)
+        changed = chosen is not current
+        self._decided_for, self._until = load, _SOON if changed else _EVERY
+        if changed:
+            self._steps_s = Median()
+        self.settled = Choice(
+            form,
+            tuple(
+                taken / remote if remote else 0.0
+                for taken, remote in zip(chosen.fetched_bytes, load.remote_bytes, strict=True)
+            ),
+            tuple(remote > 0 for remote in load.remote_bytes),
+            rates,
+            chosen,
+            (corners[0].step_s, corners[1].step_s),
+        )
+
+    def _rates_moved(self, seen: StepSeen) -> bool:
+        rates = self.speeds.rates(seen)
+        return rates is not None and (self.settled.rates is None or _differ(rates, self.settled.rates))
+
+    def _learn(self, now_s: float, current: Split) -> None:
+        """Note how the last steps compared with what the model says of them."""
+        measured = self._steps_s.value()
+        if measured is not None and 0 < current.step_s < math.inf:
+            self._bias.setdefault(self.settled.form, Median(3)).add(now_s, measured / current.step_s)
+
+    def _prefer(self, now_s: float, load: StepLoad, candidates: Sequence[Split]) -> Split:
+        """Return the first candidate that is not noticeably worse than the best."""
+
+        def expected_s(split: Split) -> float:
+            bias = self._bias.get(_form(load, split))
+            known = None if bias is None or bias.age_s(now_s) > _REMEMBER_S else bias.value()
+            return split.step_s * (1.0 if known is None else known)
+
+        least_s = min(expected_s(split) for split in candidates)
+        return next(split for split in candidates if expected_s(split) <= least_s * (1 + _WORTH))
+
+    # --- probing -----------------------------------------------------------------------------------------------
+
+    def _probe(self, now_s: float, seen: StepSeen) -> Choice | None:
+        """Return what to try in the next step, if something should be tried and may."""
+        never = stale = False
+        shares = list(self.settled.shares)
+        for i, node in enumerate(seen.nodes):
+            count = round(shares[i] * node.blocks)
+            if not node.blocks or 0 < count < node.blocks:
+                continue
+            age_s = (self.speeds.near_age_s if count else self.speeds.rail_age_s)(now_s, i)
+            never, stale = never or age_s == math.inf, stale or age_s > _STALE_S
+            shares[i] = (node.blocks - 1 if count else 1) / node.blocks
+        first = never and not self.probing.count
+        if not (first or (stale and self.probing.affordable())):
+            return None
+        self.probing.now, self.probing.count = True, self.probing.count + 1
+        return Choice(Form.MIXED, tuple(shares))
+
+
+def _form(load: StepLoad, split: Split) -> Form:
+    if not any(split.fetched_bytes):
+        return Form.REDUCE
+    return Form.FETCH if split.fetched_bytes == load.remote_bytes else Form.MIXED
+
+
+def _moved(load: StepLoad, before: StepLoad) -> bool:
+    """Whether rows, or KV here or at a node, differ by a tenth."""
+    if load.query_rows != before.query_rows or load.layers != before.layers:
+        return True
+    pairs = zip((load.hot_bytes, *load.remote_bytes), (before.hot_bytes, *before.remote_bytes), strict=True)
+    return any(abs(a - b) > _MOVED * max(a, b) for a, b in pairs)
+
+
+def _differ(rates: Rates, before: Rates) -> bool:
+    """Whether a rate differs by a tenth."""
+    return any(abs(a - b) > _MOVED * max(a, b) for a, b in zip(_numbers(rates), _numbers(before), strict=True))
+
+
+def _numbers(rates: Rates) -> list[float]:
+    found = [rates.local.bytes_per_s, rates.receiver_bytes_per_s]
+    for node in rates.nodes:
+        found += [node.near.bytes_per_s, node.rail_bytes_per_s, node.round_trip_s]
+    return found
