@@ -107,11 +107,27 @@ def test_random_kv_is_compared_with_local(capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.torch
+def test_auto_explains_its_choice(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["run", "--model", SHAPE, "--context", "400", "--new-tokens", "8", "--hot", "32KiB", "--window", "64KiB"]
+    code, out, _ = run(capsys, *words, "--scheme", "auto", "--explain")
+    assert code == 0
+    said = next(line for line in out.splitlines() if line.startswith("auto: "))
+    for words_ in ("NIC ", "bit/s, near-data ", "B/s, local ", "reducing all ", "fetching all "):
+        assert words_ in said
+    code, out, _ = run(capsys, *words, "--scheme", "auto", "--json")
+    row = json.loads(out)["schemes"][0]
+    assert row["identical"]
+    assert row["choice"]["sentence"].count("near-data") == 2
+    assert {"form", "nodes", "local_bytes_per_s", "bottleneck", "probes"} <= set(row["choice"])
+
+
+@pytest.mark.torch
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
         (["--model", "nope"], 2, "no model 'nope'"),
         (["--scheme", "magic"], 2, "unknown scheme 'magic'"),
+        (["--explain"], 2, "no choice to explain"),
         (["--model", "shape:context=100", "--context", "90"], 2, "context 90 + 64 new tokens"),
         (["--model", "shape:", "--context", "9", "--pool", "127.0.0.1:1"], 1, "127.0.0.1:1"),
         (["--report", "/no/such/folder/x.html"], 2, "no such folder"),
@@ -200,6 +216,7 @@ def test_generate_with_a_pool_says_the_same(capsys: pytest.CaptureFixture[str], 
         (["--prompt", ""], "the prompt is empty"),
         (["--prompt", "a", "--scheme", "reduce"], "needs a pool"),
         (["--prompt", "a", "--scheme", "magic"], "unknown scheme"),
+        (["--prompt", "a", "--explain"], "no choice to explain"),
         (["--prompt", "a", "--scheme", "mapped", "--pool", "127.0.0.1:1"], "on this host"),
         (["--prompt", "a", "--pool", "127.0.0.1"], "not a pool node"),
         (["--prompt", "a", "--model", "shape:"], "no tokenizer"),

@@ -14,6 +14,7 @@ import pytest
 from dualpath.bench.decoders import Counters
 from dualpath.bench.experiment import WARM_UP_STEPS, measure, run_experiment
 from dualpath.bench.prompt import Prompt, check_context, default_document, document_prompt
+from dualpath.bench.rows import row
 from dualpath.bench.settings import SCHEMES, ExperimentConfig, check_memory, node_capacity
 from dualpath.errors import CapacityError, DualPathError, UnreachableError, UsageError
 from dualpath.kv import KVLayout
@@ -78,6 +79,9 @@ class FakeDecoder:
 
     def counters(self) -> Counters:
         return Counters(self.wire, 0.0, 77 if self.ended else 0, 5)
+
+    def choice(self) -> dict[str, Any] | None:
+        return {"form": "mixed"} if self.scheme == "auto" else None
 
     def end(self) -> None:
         self.ended = True
@@ -160,6 +164,14 @@ def test_every_decoder_is_closed_after_an_error(interleave: int) -> None:
     assert {line.split()[0] for line in journal if "close" in line} == opened
 
 
+def test_what_auto_chose_is_in_its_row_only() -> None:
+    config = replace(CONFIG, schemes=("reduce", "auto"))
+    found = measure(config, PROMPT, lambda s: FakeDecoder(s, []), view=QuietView())
+    rows = {scheme: row(*one) for scheme, one in found.items()}
+    assert rows["auto"]["choice"] == {"form": "mixed"}
+    assert "choice" not in rows["reduce"]
+
+
 def test_progress_is_shown_per_scheme() -> None:
     view = QuietView()
     measure(CONFIG, PROMPT, lambda s: FakeDecoder(s, []), view=view)
@@ -176,6 +188,7 @@ def test_rows_and_order() -> None:
     assert ExperimentConfig(schemes=("reduce",)).order() == ("hf", "reduce")
     assert ExperimentConfig(fill="random").rows() == SCHEMES[1:]
     assert ExperimentConfig(fill="random", schemes=("fetch",)).order() == ("local", "fetch")
+    assert ExperimentConfig(schemes=("auto", "local")).rows() == ("local", "auto")
     assert "mapped" not in ExperimentConfig(pool="10.0.0.1:7480").rows()
 
 

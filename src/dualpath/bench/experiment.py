@@ -241,6 +241,7 @@ def _record(run: Run, reference: Reference, token: int, logits: Logits) -> None:
 def _settle(run: Run) -> None:
     """Take the counters of the decode steps; what was prefetched in vain is known once the sequence has ended."""
     decoded = run.decoder.counters()
+    run.measured.choice = run.decoder.choice()
     run.decoder.end()
     ended = run.decoder.counters()
     measured = run.measured

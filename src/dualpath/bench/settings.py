@@ -14,8 +14,9 @@ from dualpath.units import format_bytes
 HF = "hf"
 LOCAL = "local"
 MAPPED = "mapped"
-SCHEMES = (HF, LOCAL, "baseline", "single", "fetch", "sharded", "reduce", MAPPED)
-ON_REQUEST = ("single",)
+AUTO = "auto"
+SCHEMES = (HF, LOCAL, "baseline", "single", "fetch", "sharded", "reduce", MAPPED, AUTO)
+ON_REQUEST = ("single", AUTO)
 """Schemes that are run only when they are asked for."""
 ONE_RAIL = ("baseline", "single")
 """Schemes that use one NIC, as what they stand for does."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Collection
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Annotated, Any
@@ -36,7 +37,7 @@ def run_command(
     nodes: Annotated[int, typer.Option(help="Pool nodes to start on this machine.", min=1, max=MAX_NODES)] = 2,
     pool: Annotated[str, typer.Option(metavar="HOST:PORT,...", help="Use these nodes instead.")] = "",
     scheme: Annotated[
-        str, typer.Option(help="Any of hf,local,baseline,fetch,sharded,reduce,mapped; default: all. Also single.")
+        str, typer.Option(help="Any of hf,local,baseline,fetch,sharded,reduce,mapped; default: all. Also single, auto.")
     ] = "",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16, for weights and KV.")] = "float32",
     threads: Annotated[int, typer.Option(help="Threads of model and attention; 0: all cores.", min=0)] = 0,
@@ -69,6 +70,9 @@ def run_command(
     control_rate: Annotated[float, typer.Option(help="With --concurrency: control messages a second.", min=0)] = 100.0,
     rounds: Annotated[int, typer.Option(help="With --concurrency: turns of each variant.", min=1)] = 3,
     cold: Annotated[bool, typer.Option("--cold", help="With --concurrency: prefixes are computed first.")] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Say what scheme auto chose, and by which speeds.")
+    ] = False,
     report: Annotated[Path | None, typer.Option(help="Write one HTML page with plots here.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -81,6 +85,7 @@ def run_command(
         dualpath run
         dualpath run --context 8000 --report run.html
         dualpath run --scheme local,reduce --dtype bfloat16 --json
+        dualpath run --scheme sharded,reduce,auto --explain
         dualpath run --fill random --context 131072 --samples 1000 --interleave 10 --dtype bfloat16
         dualpath run --concurrency 4 --context 8000 --hot 1GiB --variant baseline,single,dual
         dualpath run --pool 10.0.0.5:7480,10.0.0.6:7480 --model ./my-model --prompt-file book.txt
@@ -119,10 +124,13 @@ def run_command(
         return
     if report is not None:
         _check_report(report)
+    schemes = tuple(word.strip() for word in scheme.split(",") if word.strip())
+    if explain:
+        require_auto(schemes)
     config = ExperimentConfig(
         model=model,
         dtype=dtype,
-        schemes=tuple(word.strip() for word in scheme.split(",") if word.strip()),
+        schemes=schemes,
         prompt_file=prompt_file,
         offset=offset,
         context=context,
@@ -146,10 +154,20 @@ def run_command(
         trace_prefetch.write_text("")  # each scheme appends
     result = run_experiment(config, view=TerminalView())
     emit(as_json, result, print_result)
+    if explain and not as_json:
+        print_choices(result)
     if report is not None:
         _write_report(report, result)
     if not result["ok"]:
         raise typer.Exit(1)
+
+
+def require_auto(schemes: Collection[str]) -> None:
+    """Raise `UsageError` if no scheme is among them that has something to explain."""
+    from dualpath.bench.settings import AUTO
+
+    if AUTO not in schemes:
+        raise UsageError("there is no choice to explain", hint="--explain goes with --scheme auto")
 
 
 class TerminalView:
@@ -209,6 +227,13 @@ def print_result(result: dict[str, Any]) -> None:
     console.print(verdict(result), style="bold", soft_wrap=True)
     for _, name, meaning in COLUMNS:
         console.print(f"  {name:<15}{meaning}", style="dim", markup=False)
+
+
+def print_choices(result: dict[str, Any]) -> None:
+    """Print what scheme `auto` chose, as one sentence."""
+    for row in result["schemes"]:
+        if "choice" in row:
+            stdout_console().print(f"{row['scheme']}: {row['choice']['sentence']}", soft_wrap=True, markup=False)
 
 
 def _heading(result: dict[str, Any]) -> str:

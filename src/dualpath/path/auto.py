@@ -13,10 +13,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dualpath.path.balancer import Balancer
-from dualpath.path.choice import Choice
 from dualpath.path.rates import Answers, LiveRates, NodeSeen, Received, StepSeen, Traffic, copy_share
 from dualpath.transport.base import Outcome
 
@@ -50,11 +49,13 @@ class Auto:
         """Whether the next step will most likely fetch what this one does."""
         return any(self.balancer.settled.shares)
 
-    def explain(self) -> tuple[str, dict[str, object]]:
-        """Return what was chosen last (probes aside), as a sentence and ready for JSON."""
-        settled: Choice = self.balancer.settled
-        found = {**settled.as_dict(self.names), "probes": self.balancer.probing.count}
-        return settled.sentence(self.names), {**found, "bypassed_steps": self._metrics.bypassed_steps}
+    def explain(self) -> dict[str, Any]:
+        """Return what was chosen last (probes aside) and by which speeds, ready for JSON; `sentence` says it."""
+        return {
+            **self.balancer.settled.as_dict(self.names),
+            "probes": self.balancer.probing.count,
+            "bypassed_steps": self._metrics.bypassed_steps,
+        }
 
     # --- one step ----------------------------------------------------------------------------------------------
 

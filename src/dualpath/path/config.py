@@ -41,7 +41,7 @@ class Scheme(enum.StrEnum):
     @property
     def spreads(self) -> bool:
         """Whether blocks are spread over all nodes."""
-        return self not in (Scheme.LOCAL, Scheme.BASELINE, Scheme.FETCH)
+        return self in (Scheme.SHARDED, Scheme.REDUCE, Scheme.MAPPED, Scheme.AUTO)
 
     @property
     def reduces(self) -> bool:
