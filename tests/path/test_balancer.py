@@ -140,6 +140,27 @@ def test_probes_cost_at_most_their_share() -> None:
     assert (probes - 1) * probe_s <= 0.02 * one.total_s
 
 
+def test_while_it_fetches_it_looks_now_and_then_what_reducing_everything_would_take() -> None:
+    one = host(9400, 2, 1, 30, near=2e9)
+    balancer = balancer_for(one)
+    for _ in range(5000):
+        one.step(balancer)
+    assert balancer.settled.form is Form.MIXED
+    probes = one.forms[8:].count(Form.REDUCE)
+    assert probes >= 5
+    extra_s = reduce_all(one.load, one.rates).step_s - balancer.settled.split.step_s  # type: ignore[union-attr]
+    assert 0 < probes * extra_s <= 0.02 * one.total_s
+
+
+def test_where_reducing_everything_is_dear_it_looks_at_one_block() -> None:
+    one = host(9400, 1, 1, 10, near=2e6)
+    balancer = balancer_for(one)
+    for _ in range(600):
+        one.step(balancer)
+    assert balancer.settled.form is Form.FETCH
+    assert one.forms[8:].count(Form.REDUCE) == 0
+
+
 def test_nothing_remote_means_no_probe_and_no_path_b() -> None:
     one = host(940, 2, 4, 0)
     balancer = balancer_for(one)
@@ -192,7 +213,7 @@ def test_a_form_that_is_worse_than_the_model_says_is_left_again() -> None:
 def test_rates_are_those_of_the_host() -> None:
     one = host(940, 2, 2, 12, copy=2e-10)
     balancer = balancer_for(one)
-    for _ in range(3):
+    for _ in range(4):
         one.step(balancer)
     found = balancer.speeds.rates(one.seen([1, 1], 0.1))
     assert found is not None
@@ -235,7 +256,6 @@ def test_a_prompt_shows_rails_only() -> None:
     came = Received(1_000_000, 0.01)
     live.saw(1.0, StepSeen(0.0, 0.0, 0.0, 0, 0, 0, 1, 1.0, (NodeSeen(received=came),), came))
     assert live.rail_age_s(3.0, 0) == 2.0
-    assert live.near_age_s(3.0, 0) == float("inf")
 
 
 def test_a_rail_is_busy_while_a_read_is_in_flight() -> None:

@@ -1,16 +1,19 @@
 """When scheme `auto` decides, when it tries something else, and when it leaves things as they are. Pure.
 
-    first step: reduce all ─▶ probe ─▶ settled ─▶ every 16 steps, or when load or rates have moved by 10 %: decide
-                                        ▲  │
-                                        └──┴─ now and then a probe, which lasts one step
+    three steps: reduce all ─▶ probe ─▶ settled ─▶ every 16 steps, or when load or rates have moved by 10 %: decide
+                                         ▲  │
+                                         └──┴─ now and then a probe, which lasts one step
 
 *Deciding* compares the best split with the two corners. A corner within 3 % of the best is preferred, since it has less
 that can vary; what is in force is preferred over anything less than 3 % better, since fetched blocks that change are
 fetched in vain. The model's times are corrected by how earlier steps of the same form compared with theirs.
 
-*Probing.* In a corner one side is never used, and its rates age: a node of which nothing is fetched shows no bandwidth.
-A probe fetches (or reduces) one block of each such node for one step. What probes have cost beyond an ordinary step
-never exceeds 2 % of all time, but for the first one.
+*Probing.* What is not used shows no speed. While nothing is fetched, a probe fetches one block of each node; while
+something is, a probe reduces everything, which shows as well what a step takes that no transfer disturbs; where that
+would be dear, it reduces one block of each node that is fetched from in whole. What probes have cost beyond an ordinary
+step never exceeds 2 % of all time, but for the first one.
+
+The very first step is not learned from: views are made in it, and nothing is warm.
 """
 
 from __future__ import annotations
@@ -29,22 +32,25 @@ _MOVED = 0.10
 _WORTH = 0.03
 _PROBE_SHARE = 0.02
 _STALE_S = 5.0
+_WARM_UP = 3
 _REMEMBER_S = 60.0
 
 
 @dataclass(slots=True)
 class Probing:
-    """What probes have cost so far, beyond ordinary steps. `now`: the step under way is one."""
+    """What probes have cost so far, beyond ordinary steps, and when the last one was. `now`: the step under way is one.
+    `fetching_s`: what the last one that fetched has cost."""
 
     clock_s: float = 0.0
     spent_s: float = 0.0
-    last_s: float = 0.0
+    fetching_s: float = 0.0
+    last_at_s: float = -math.inf
     now: bool = False
     count: int = 0
 
-    def affordable(self) -> bool:
-        """Whether one more like the last stays within the budget."""
-        return self.spent_s + self.last_s <= _PROBE_SHARE * self.clock_s
+    def affords(self, cost_s: float) -> bool:
+        """Whether a probe that costs this much beyond an ordinary step stays within the budget."""
+        return self.spent_s + cost_s <= _PROBE_SHARE * self.clock_s
 
 
 class Balancer:
@@ -57,27 +63,27 @@ class Balancer:
         self._steps_s = Median()
         self._bias: dict[Form, Median] = {}
         self._until = 0
+        self._warm = 0
         self._decided_for: StepLoad | None = None
 
     def after(self, now_s: float, seen: StepSeen) -> None:
         """A step was committed that did what `choice` says."""
-        self.speeds.saw(now_s, seen)
         self.probing.clock_s += seen.step_s
         if not any(node.blocks for node in seen.nodes):
             self.settled = self.choice = Choice(Form.BYPASS, (0.0,) * len(seen.nodes))
-            self._decided_for = None
+            self.probing.now, self._decided_for, self._warm = False, None, 0
             return
-        if self.settled.form is Form.BYPASS:
-            self.settled = Choice(Form.REDUCE, self.settled.shares)
+        self._warm += 1
+        if self._warm == 1:
+            self.settled = self.choice = Choice(Form.REDUCE, self.settled.shares)
+            return
+        self.speeds.saw(now_s, seen)
+        load = self._load(seen)
         if self.probing.now:
-            ordinary_s = self._steps_s.value()
-            self.probing.last_s = 0.0 if ordinary_s is None else max(0.0, seen.step_s - ordinary_s)
-            self.probing.spent_s += self.probing.last_s
-            self.probing.now = False
+            self._probed(now_s, seen, load)
         else:
             self._steps_s.add(now_s, seen.step_s)
             self._until -= 1
-        load = self._load(seen)
         if self._decided_for is None or _moved(load, self._decided_for):
             self._steps_s = Median()  # what was measured of another load says nothing of this one
             self._decide(now_s, seen, load)
@@ -97,7 +103,7 @@ class Balancer:
             return
         counts = [round(share * node.blocks) for share, node in zip(self.settled.shares, seen.nodes, strict=True)]
         current = split_at(load, rates, tuple(count * seen.block_bytes for count in counts))
-        self._learn(now_s, current)
+        self._learn(now_s, self.settled.form, self._steps_s.value(), current)
         corners = reduce_all(load, rates), fetch_all(load, rates)
         best = balance_blocks(load, rates, seen.block_bytes)
         chosen = self._prefer(now_s, load, [current, *sorted(corners, key=lambda split: split.step_s), best])
@@ -122,11 +128,10 @@ class Balancer:
         rates = self.speeds.rates(seen)
         return rates is not None and (self.settled.rates is None or _differ(rates, self.settled.rates))
 
-    def _learn(self, now_s: float, current: Split) -> None:
-        """Note how the last steps compared with what the model says of them."""
-        measured = self._steps_s.value()
-        if measured is not None and 0 < current.step_s < math.inf:
-            self._bias.setdefault(self.settled.form, Median(3)).add(now_s, measured / current.step_s)
+    def _learn(self, now_s: float, form: Form, measured_s: float | None, model: Split) -> None:
+        """Note how steps of a form compared with what the model says of them."""
+        if measured_s is not None and 0 < model.step_s < math.inf:
+            self._bias.setdefault(form, Median(3)).add(now_s, measured_s / model.step_s)
 
     def _prefer(self, now_s: float, load: StepLoad, candidates: Sequence[Split]) -> Split:
         """Return the first candidate that is not noticeably worse than the best."""
@@ -141,22 +146,41 @@ class Balancer:
 
     # --- probing -----------------------------------------------------------------------------------------------
 
+    def _probed(self, now_s: float, seen: StepSeen, load: StepLoad) -> None:
+        """Charge a probe, and learn from one that reduced everything how such steps compare with the model."""
+        probing, ordinary_s, rates = self.probing, self._steps_s.value(), self.speeds.rates(seen)
+        cost_s = 0.0 if ordinary_s is None else max(0.0, seen.step_s - ordinary_s)
+        probing.now, probing.spent_s, probing.last_at_s = False, probing.spent_s + cost_s, now_s
+        if any(self.choice.shares):
+            probing.fetching_s = cost_s
+        elif rates is not None:
+            self._learn(now_s, Form.REDUCE, seen.step_s, reduce_all(load, rates))
+
     def _probe(self, now_s: float, seen: StepSeen) -> Choice | None:
         """Return what to try in the next step, if something should be tried and may."""
-        never = stale = False
-        shares = list(self.settled.shares)
-        for i, node in enumerate(seen.nodes):
-            count = round(shares[i] * node.blocks)
-            if not node.blocks or 0 < count < node.blocks:
-                continue
-            age_s = (self.speeds.near_age_s if count else self.speeds.rail_age_s)(now_s, i)
-            never, stale = never or age_s == math.inf, stale or age_s > _STALE_S
-            shares[i] = (node.blocks - 1 if count else 1) / node.blocks
-        first = never and not self.probing.count
-        if not (first or (stale and self.probing.affordable())):
+        probing, shares = self.probing, self.settled.shares
+        if any(shares):
+            if now_s - probing.last_at_s <= _STALE_S:
+                return None
+            split, nothing = self.settled.split, (0.0,) * len(shares)
+            if split is not None and probing.affords(max(0.0, self.settled.corners_s[0] - split.step_s)):
+                return self._start(Choice(Form.REDUCE, nothing))
+            some = tuple(_one_block_less(share, node.blocks) for share, node in zip(shares, seen.nodes, strict=True))
+            return self._start(Choice(Form.MIXED, some)) if some != shares and probing.affords(0.0) else None
+        age_s = max(self.speeds.rail_age_s(now_s, i) for i, node in enumerate(seen.nodes) if node.blocks)
+        first = age_s == math.inf and not probing.count
+        if self._warm < _WARM_UP or not (first or (age_s > _STALE_S and probing.affords(probing.fetching_s))):
             return None
+        return self._start(Choice(Form.MIXED, tuple(1 / node.blocks if node.blocks else 0.0 for node in seen.nodes)))
+
+    def _start(self, probe: Choice) -> Choice:
         self.probing.now, self.probing.count = True, self.probing.count + 1
-        return Choice(Form.MIXED, tuple(shares))
+        return probe
+
+
+def _one_block_less(share: float, blocks: int) -> float:
+    """Return the share that leaves a node one block to reduce, where it had none."""
+    return (blocks - 1) / blocks if blocks and round(share * blocks) == blocks else share
 
 
 def _form(load: StepLoad, split: Split) -> Form:

@@ -107,9 +107,6 @@ class Speeds(Protocol):
     def rail_age_s(self, now_s: float, node: int) -> float:
         """Return for how long nothing was received of a node (infinity: never)."""
 
-    def near_age_s(self, now_s: float, node: int) -> float:
-        """Return for how long a node has reduced nothing."""
-
 
 class Median:
     """The median of the last few samples, and when the last one came."""
@@ -177,10 +174,6 @@ class LiveRates:
     def rail_age_s(self, now_s: float, node: int) -> float:
         """See `Speeds`."""
         return self._medians["rail", node].age_s(now_s)
-
-    def near_age_s(self, now_s: float, node: int) -> float:
-        """See `Speeds`."""
-        return min((m.age_s(now_s) for key, m in self._medians.items() if key[:2] == ("near", node)), default=math.inf)
 
     def _node(self, number: int, bucket: int) -> NodeRates | None:
         near, trip = self._value("near", number, bucket), self._value("trip", number, bucket)
