@@ -25,7 +25,6 @@ class Host:
     layers: int = 30
     hot_blocks: int = 2
     jitter: tuple[float, ...] = (1.0,)
-    now_s: float = 0.0
     steps: int = 0
     total_s: float = 0.0
     forms: list[Form] = field(default_factory=list)
@@ -44,8 +43,8 @@ class Host:
         fetched = [round(share * count) for share, count in zip(shares, self.blocks, strict=True)]
         split = split_at(self.load, self.rates, tuple(count * BLOCK for count in fetched))
         step_s = split.step_s * self.jitter[self.steps % len(self.jitter)]
-        self.now_s, self.total_s, self.steps = self.now_s + step_s, self.total_s + step_s, self.steps + 1
-        balancer.after(self.now_s, self.seen(fetched, step_s))
+        self.total_s, self.steps = self.total_s + step_s, self.steps + 1
+        balancer.after(self.seen(fetched, step_s))
 
     def seen(self, fetched: list[int], step_s: float) -> StepSeen:
         count = self.layers * (self.hot_blocks + sum(fetched)) * int(BLOCK)

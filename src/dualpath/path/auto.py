@@ -47,7 +47,7 @@ class Auto:
     @property
     def wraps(self) -> bool:
         """Whether the next step will most likely fetch what this one does."""
-        return any(self.balancer.settled.shares)
+        return self.balancer.repeats
 
     def explain(self) -> dict[str, Any]:
         """Return what was chosen last (probes aside) and by which speeds, ready for JSON; `sentence` says it."""
@@ -94,10 +94,10 @@ class Auto:
         now = time.perf_counter()
         received, by_node = self.traffic.take(now)
         if self._plans:
-            self.balancer.after(now, self._seen(now, answers, received, by_node))
+            self.balancer.after(self._seen(now, answers, received, by_node))
             self._metrics.bypassed_steps += not any(plan.reduced.entries or plan.far.entries for plan in self._plans)
         elif received.bytes:
-            self.balancer.speeds.saw(now, _prompt(received, by_node))
+            self.balancer.prompt(_prompt(received, by_node))
 
     def _seen(
         self, now: float, answers: Mapping[int, Answers], received: Received, by_node: Sequence[Received]

@@ -13,7 +13,8 @@ something is, a probe reduces everything, which shows as well what a step takes 
 would be dear, it reduces one block of each node that is fetched from in whole. What probes have cost beyond an ordinary
 step never exceeds 2 % of all time, but for the first one.
 
-The very first step is not learned from: views are made in it, and nothing is warm.
+The very first step is not learned from: views are made in it, and nothing is warm. Time is decode time, the sum of
+all steps so far: what happens between them ages nothing.
 """
 
 from __future__ import annotations
@@ -38,14 +39,15 @@ _REMEMBER_S = 60.0
 
 @dataclass(slots=True)
 class Probing:
-    """What probes have cost so far, beyond ordinary steps, and when the last one was. `now`: the step under way is one.
-    `fetching_s`: what the last one that fetched has cost."""
+    """What probes have cost so far, beyond ordinary steps, and when the last one was. `now`: the next step is one;
+    `soon`: the one after it is. `fetching_s`: what the last one that fetched has cost."""
 
     clock_s: float = 0.0
     spent_s: float = 0.0
     fetching_s: float = 0.0
     last_at_s: float = -math.inf
     now: bool = False
+    soon: bool = False
     count: int = 0
 
     def affords(self, cost_s: float) -> bool:
@@ -66,12 +68,23 @@ class Balancer:
         self._warm = 0
         self._decided_for: StepLoad | None = None
 
-    def after(self, now_s: float, seen: StepSeen) -> None:
+    @property
+    def repeats(self) -> bool:
+        """Whether the step after the next one will most likely fetch what the next one does."""
+        return any(self.settled.shares) and not self.probing.soon
+
+    def prompt(self, seen: StepSeen) -> None:
+        """A step was committed that had too many query rows to reduce."""
+        self.speeds.saw(self.probing.clock_s, seen)
+
+    def after(self, seen: StepSeen) -> None:
         """A step was committed that did what `choice` says."""
         self.probing.clock_s += seen.step_s
+        now_s = self.probing.clock_s
         if not any(node.blocks for node in seen.nodes):
             self.settled = self.choice = Choice(Form.BYPASS, (0.0,) * len(seen.nodes))
-            self.probing.now, self._decided_for, self._warm = False, None, 0
+            self.probing.now = self.probing.soon = False
+            self._decided_for, self._warm = None, 0
             return
         self._warm += 1
         if self._warm == 1:
@@ -84,14 +97,19 @@ class Balancer:
         else:
             self._steps_s.add(now_s, seen.step_s)
             self._until -= 1
-        if self._decided_for is None or _moved(load, self._decided_for):
-            self._steps_s = Median()  # what was measured of another load says nothing of this one
-            self._decide(now_s, seen, load)
-        elif self._until <= 0 or (self._until % _SOON == 0 and self._rates_moved(seen)):
+        if self._due(seen, load):
             self._decide(now_s, seen, load)
         self.choice = self._probe(now_s, seen) or self.settled
 
     # --- deciding ----------------------------------------------------------------------------------------------
+
+    def _due(self, seen: StepSeen, load: StepLoad) -> bool:
+        if self._decided_for is None:
+            return True
+        if _moved(load, self._decided_for):
+            self._steps_s = Median()  # what was measured of another load says nothing of this one
+            return True
+        return self._until <= 0 or (self._until % _SOON == 0 and self._rates_moved(seen))
 
     def _load(self, seen: StepSeen) -> StepLoad:
         remote = tuple(node.blocks * seen.block_bytes for node in seen.nodes)
@@ -106,18 +124,15 @@ class Balancer:
         self._learn(now_s, self.settled.form, self._steps_s.value(), current)
         corners = reduce_all(load, rates), fetch_all(load, rates)
         best = balance_blocks(load, rates, seen.block_bytes)
-        chosen = self._prefer(now_s, load, [current, *sorted(corners, key=lambda split: split.step_s), best])
-        form = _form(load, chosen)
-        changed = chosen is not current
+        chosen = self._prefer(now_s, load, current, corners, best)
+        changed = chosen.fetched_bytes != current.fetched_bytes
         self._decided_for, self._until = load, _SOON if changed else _EVERY
         if changed:
             self._steps_s = Median()
+        pairs = zip(chosen.fetched_bytes, load.remote_bytes, strict=True)
         self.settled = Choice(
-            form,
-            tuple(
-                taken / remote if remote else 0.0
-                for taken, remote in zip(chosen.fetched_bytes, load.remote_bytes, strict=True)
-            ),
+            _form(load, chosen),
+            tuple(taken / remote if remote else 0.0 for taken, remote in pairs),
             tuple(remote > 0 for remote in load.remote_bytes),
             rates,
             chosen,
@@ -131,18 +146,27 @@ class Balancer:
     def _learn(self, now_s: float, form: Form, measured_s: float | None, model: Split) -> None:
         """Note how steps of a form compared with what the model says of them."""
         if measured_s is not None and 0 < model.step_s < math.inf:
-            self._bias.setdefault(form, Median(3)).add(now_s, measured_s / model.step_s)
+            self._bias.setdefault(form, Median(5)).add(now_s, measured_s / model.step_s)
 
-    def _prefer(self, now_s: float, load: StepLoad, candidates: Sequence[Split]) -> Split:
-        """Return the first candidate that is not noticeably worse than the best."""
+    def _prefer(self, now_s: float, load: StepLoad, current: Split, corners: Sequence[Split], best: Split) -> Split:
+        """Return what to do: what is in force, unless something else is noticeably better; a corner rather than a mixed
+        split that gains hardly anything."""
+        own = self._bias_of(now_s, self.settled.form) or 1.0
 
-        def expected_s(split: Split) -> float:
-            bias = self._bias.get(_form(load, split))
-            known = None if bias is None or bias.age_s(now_s) > _REMEMBER_S else bias.value()
-            return split.step_s * (1.0 if known is None else known)
+        def expected_s(split: Split) -> float:  # of a form that was not tried the model errs as it does of this one
+            return split.step_s * (self._bias_of(now_s, _form(load, split)) or own)
 
-        least_s = min(expected_s(split) for split in candidates)
-        return next(split for split in candidates if expected_s(split) <= least_s * (1 + _WORTH))
+        corner = min(corners, key=expected_s)
+        least_s = min(expected_s(split) for split in (current, corner, best))
+        mixed = _form(load, current) is Form.MIXED
+        if mixed and expected_s(corner) <= expected_s(current) * (1 + _WORTH / 2):
+            current = corner
+        close = (split for split in (current, corner, best) if expected_s(split) <= least_s * (1 + _WORTH))
+        return next(close)
+
+    def _bias_of(self, now_s: float, form: Form) -> float | None:
+        bias = self._bias.get(form)
+        return None if bias is None or bias.age_s(now_s) > _REMEMBER_S else bias.value()
 
     # --- probing -----------------------------------------------------------------------------------------------
 
@@ -160,13 +184,16 @@ class Balancer:
         """Return what to try in the next step, if something should be tried and may."""
         probing, shares = self.probing, self.settled.shares
         if any(shares):
-            if now_s - probing.last_at_s <= _STALE_S:
+            if not probing.soon:  # one step ahead, so that nothing is prefetched for the probe
+                probing.soon = now_s - probing.last_at_s > _STALE_S
                 return None
+            probing.soon = False
             split, nothing = self.settled.split, (0.0,) * len(shares)
             if split is not None and probing.affords(max(0.0, self.settled.corners_s[0] - split.step_s)):
                 return self._start(Choice(Form.REDUCE, nothing))
             some = tuple(_one_block_less(share, node.blocks) for share, node in zip(shares, seen.nodes, strict=True))
             return self._start(Choice(Form.MIXED, some)) if some != shares and probing.affords(0.0) else None
+        probing.soon = False
         age_s = max(self.speeds.rail_age_s(now_s, i) for i, node in enumerate(seen.nodes) if node.blocks)
         first = age_s == math.inf and not probing.count
         if self._warm < _WARM_UP or not (first or (age_s > _STALE_S and probing.affords(probing.fetching_s))):

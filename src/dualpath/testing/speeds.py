@@ -10,7 +10,9 @@ from dualpath.path.balancer import Balancer
 from dualpath.path.rates import LiveRates
 
 if TYPE_CHECKING:
+    from dualpath.cost.balance import Split
     from dualpath.path import DualPath
+    from dualpath.path.choice import Form
     from dualpath.path.rates import StepSeen
 
 
@@ -41,9 +43,18 @@ class FixedSpeeds(LiveRates):
         return self._fixed
 
 
+class ForcedBalancer(Balancer):
+    """Believes the model, and does not look around."""
+
+    def _learn(self, now_s: float, form: Form, measured_s: float | None, model: Split) -> None:
+        """Made-up speeds cannot be compared with steps."""
+
+    def _probe(self, now_s: float, seen: StepSeen) -> None:
+        """There is nothing to find out."""
+
+
 def force(path: DualPath, rates: Rates) -> Balancer:
-    """Make a path of scheme `auto` decide by `rates` from the step after the next one on, without probes."""
+    """Make a path of scheme `auto` decide by `rates`, from the second decode step on."""
     assert path.auto is not None
-    balancer = path.auto.balancer = Balancer(FixedSpeeds(rates), len(rates.nodes))
-    balancer.probing.count = 1
+    balancer = path.auto.balancer = ForcedBalancer(FixedSpeeds(rates), len(rates.nodes))
     return balancer
