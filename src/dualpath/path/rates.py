@@ -5,12 +5,13 @@
 | seconds outside attention | a step's time, less what its kernel calls, its waits and its copies took |
 | local read rate | bytes over time of the kernel calls over local slots |
 | near-data rate of a node | bytes over the time that the node reports of its own kernel call |
-| round trip | from query to reply, less that time; a reply that was there already is only a bound |
+| round trip | from query to reply, less that time and what this host did beside attention meanwhile (it counts above) |
 | rail | bytes arrived of a node, per second in which at least one of its reads was in flight |
 | receiver | the same over all nodes, in steps that read from all of them |
 | copies | CPU seconds of the receiving threads per byte, as far as they take cores from the compute |
 
-Each is the median of its last few samples, so that one disturbed step moves nothing.
+A reply that was there already when it was asked for only bounds the round trip from above. Each figure is the median of
+its last few samples, so that one disturbed step moves nothing.
 """
 
 from __future__ import annotations

@@ -63,6 +63,7 @@ class Shipment:
     plan: GroupPlan
     sent: list[tuple[_Share, Attend, Float32, PendingAttend]]
     started_s: float
+    known_s: float  # of the path's counters: kernel time and stalls until then
 
 
 class Reducer:
@@ -100,17 +101,19 @@ class Reducer:
         self, plan: GroupPlan, layer: int, q: Float32, *, scale: float, softcap: float, debug: bool = False
     ) -> Shipment:
         """Send the rows of `q` `[T, query_heads, head_dim]` to every node that reduces blocks of this group."""
-        started, sent = time.perf_counter(), []
+        started, known, sent = time.perf_counter(), self._metrics.local_s + self._metrics.stall_s, []
         for share in self._shares[plan.index]:
             assert share.rows is not None
             part = q if len(share.rows) == len(q) else np.ascontiguousarray(q[share.rows])
             message = Attend(layer, q.shape[1], scale, softcap, plan.group.window, debug, share.queries)
             sent.append((share, message, part, self._send(share, message, part)))
-        return Shipment(plan, sent, started)
+        return Shipment(plan, sent, started, known)
 
     def collect(self, shipment: Shipment, rows: int) -> list[Partial]:
         """Return the partials, each over all `rows` query rows, in node order. Raises `BlockLostError`."""
         started = time.perf_counter()
+        known = self._metrics.local_s + self._metrics.stall_s - shipment.known_s
+        beside = started - shipment.started_s - known  # this host's work meanwhile that is neither
         partials: list[Partial] = []
         self.observed.clear()
         for share, message, part, pending in shipment.sent:
@@ -125,7 +128,7 @@ class Reducer:
             for entries, outcome in zip(share.entries, reply.outcomes, strict=True):
                 if outcome is not Outcome.OK:
                     raise lost(entries[0], self._pool.nodes[share.node], outcome, None)
-            self._note(shipment, share, reply.compute_s, asked)
+            self._note(shipment, share, reply.compute_s, asked, beside)
             partials.append(_spread(reply.out, reply.lse, share.rows, rows))
             if reply.max is not None and reply.exp_sum is not None:
                 acc = reply.out * reply.exp_sum[..., None]
@@ -146,17 +149,21 @@ class Reducer:
         for key in [key for key in self._views if key[0] == sequence]:
             self._release(self._views.pop(key))
 
-    def _note(self, shipment: Shipment, share: _Share, compute_s: float, asked: float) -> None:
-        """Add up what this answer tells of the node's speed. Not waited for, it only bounds the round trip."""
+    def _note(self, shipment: Shipment, share: _Share, compute_s: float, asked: float, beside_s: float) -> None:
+        """Add up what this answer tells of the node's speed. Not waited for, it only bounds the round trip.
+
+        `beside_s` counts as compute outside attention, behind which that much of a round trip is hidden already.
+        """
         now = time.perf_counter()
+        sent = shipment.started_s + beside_s
         answers = self.answers.setdefault(share.node, Answers())
         answers.near_bytes += shipment.plan.slots.slot_bytes * sum(len(entries) for entries in share.entries)
-        answers.near_s += compute_s or now - shipment.started_s
+        answers.near_s += compute_s or now - sent
         if now - asked > _WAITED_S:
             answers.trips += 1
-            answers.trips_s += max(0.0, now - shipment.started_s - compute_s)
+            answers.trips_s += max(0.0, now - sent - compute_s)
         else:
-            answers.bound_s = min(answers.bound_s, max(0.0, asked - shipment.started_s - compute_s))
+            answers.bound_s = min(answers.bound_s, max(0.0, asked - sent - compute_s))
 
     def _send(self, share: _Share, message: Attend, q: Float32) -> PendingAttend:
         return self._pool.nodes[share.node].start_attend(message, q, timeout_s=self._deadline_s)
