@@ -206,6 +206,23 @@ def test_a_form_that_is_worse_than_the_model_says_is_left_again() -> None:
     assert other.settled.form is not Form.REDUCE  # without the crowding it is worth it
 
 
+def test_a_corner_that_is_better_than_the_model_says_is_found() -> None:
+    """Nodes that compute on this host's own cores: without them its steps are faster than their rates say."""
+
+    class Shared(Host):
+        def step(self, balancer: Balancer) -> None:
+            self.jitter = (0.6,) if all(share == 1.0 for share in balancer.choice.shares) else (1.0,)
+            super().step(balancer)
+
+    plain = host(3000, 2, 1, 6)
+    one = Shared(plain.rates, plain.blocks, hot_blocks=1)
+    assert reduce_all(one.load, one.rates).step_s < fetch_all(one.load, one.rates).step_s
+    balancer = balancer_for(one)
+    for _ in range(200):
+        one.step(balancer)
+    assert balancer.settled.form is Form.FETCH
+
+
 # --- rates -----------------------------------------------------------------------------------------------------------
 
 

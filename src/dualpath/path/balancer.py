@@ -8,10 +8,11 @@
 that can vary; what is in force is preferred over anything less than 3 % better, since fetched blocks that change are
 fetched in vain. The model's times are corrected by how earlier steps of the same form compared with theirs.
 
-*Probing.* What is not used shows no speed. While nothing is fetched, a probe fetches one block of each node; while
-something is, a probe reduces everything, which shows as well what a step takes that no transfer disturbs; where that
-would be dear, it reduces one block of each node that is fetched from in whole. What probes have cost beyond an ordinary
-step never exceeds 2 % of all time, but for the first one.
+*Probing.* What is not used shows no speed. While nothing is fetched, a probe fetches everything, unless that is
+expected to take more than twice as long or more than the budget allows; then it fetches one block of each node. While
+something is fetched, a probe reduces everything, or where that is too dear one block of each node that is fetched from
+in whole. What probes have cost beyond an ordinary step never exceeds 2 % of all time, but for the first one. Probes of
+a corner also show how far the model is off there.
 
 The very first step is not learned from: views are made in it, and nothing is warm. Time is decode time, the sum of
 all steps so far: what happens between them ages nothing.
@@ -40,11 +41,11 @@ _REMEMBER_S = 60.0
 @dataclass(slots=True)
 class Probing:
     """What probes have cost so far, beyond ordinary steps, and when the last one was. `now`: the next step is one;
-    `soon`: the one after it is. `fetching_s`: what the last one that fetched has cost."""
+    `soon`: the one after it is. `some_s`: what the last one of single blocks has cost."""
 
     clock_s: float = 0.0
     spent_s: float = 0.0
-    fetching_s: float = 0.0
+    some_s: float = 0.0
     last_at_s: float = -math.inf
     now: bool = False
     soon: bool = False
@@ -171,34 +172,60 @@ class Balancer:
     # --- probing -----------------------------------------------------------------------------------------------
 
     def _probed(self, now_s: float, seen: StepSeen, load: StepLoad) -> None:
-        """Charge a probe, and learn from one that reduced everything how such steps compare with the model."""
+        """Charge a probe, and learn from that of a corner how such steps compare with the model."""
         probing, ordinary_s, rates = self.probing, self._steps_s.value(), self.speeds.rates(seen)
         cost_s = 0.0 if ordinary_s is None else max(0.0, seen.step_s - ordinary_s)
         probing.now, probing.spent_s, probing.last_at_s = False, probing.spent_s + cost_s, now_s
-        if any(self.choice.shares):
-            probing.fetching_s = cost_s
+        if self.choice.form is Form.MIXED:
+            probing.some_s = cost_s
         elif rates is not None:
-            self._learn(now_s, Form.REDUCE, seen.step_s, reduce_all(load, rates))
+            corner = fetch_all if self.choice.form is Form.FETCH else reduce_all
+            self._learn(now_s, self.choice.form, seen.step_s, corner(load, rates))
+            self._until = 0
 
     def _probe(self, now_s: float, seen: StepSeen) -> Choice | None:
         """Return what to try in the next step, if something should be tried and may."""
-        probing, shares = self.probing, self.settled.shares
-        if any(shares):
-            if not probing.soon:  # one step ahead, so that nothing is prefetched for the probe
-                probing.soon = now_s - probing.last_at_s > _STALE_S
-                return None
-            probing.soon = False
-            split, nothing = self.settled.split, (0.0,) * len(shares)
-            if split is not None and probing.affords(max(0.0, self.settled.corners_s[0] - split.step_s)):
-                return self._start(Choice(Form.REDUCE, nothing))
-            some = tuple(_one_block_less(share, node.blocks) for share, node in zip(shares, seen.nodes, strict=True))
-            return self._start(Choice(Form.MIXED, some)) if some != shares and probing.affords(0.0) else None
-        probing.soon = False
-        age_s = max(self.speeds.rail_age_s(now_s, i) for i, node in enumerate(seen.nodes) if node.blocks)
-        first = age_s == math.inf and not probing.count
-        if self._warm < _WARM_UP or not (first or (age_s > _STALE_S and probing.affords(probing.fetching_s))):
+        if any(self.settled.shares):
+            return self._probe_reducing(now_s, seen)
+        self.probing.soon = False
+        if self._warm < _WARM_UP:
             return None
-        return self._start(Choice(Form.MIXED, tuple(1 / node.blocks if node.blocks else 0.0 for node in seen.nodes)))
+        used = [node.blocks > 0 for node in seen.nodes]
+        age_s = max(self.speeds.rail_age_s(now_s, i) for i, held in enumerate(used) if held)
+        stale, probing = age_s > _STALE_S, self.probing
+        extra_s = self._extra_s(now_s, Form.FETCH)
+        untried = self._bias_of(now_s, Form.FETCH) is None
+        if (stale or untried) and extra_s <= self.settled_s and probing.affords(extra_s):
+            return self._start(Choice(Form.FETCH, tuple(float(held) for held in used)))
+        if (age_s == math.inf and not probing.count) or (stale and probing.affords(probing.some_s)):
+            some = tuple(1 / node.blocks if node.blocks else 0.0 for node in seen.nodes)
+            return self._start(Choice(Form.MIXED, some))
+        return None
+
+    def _probe_reducing(self, now_s: float, seen: StepSeen) -> Choice | None:
+        """As `_probe`, while something is fetched: one step ahead, so that nothing is prefetched for the probe."""
+        probing, shares = self.probing, self.settled.shares
+        if not probing.soon:
+            probing.soon = now_s - probing.last_at_s > _STALE_S
+            return None
+        probing.soon = False
+        if probing.affords(self._extra_s(now_s, Form.REDUCE)):
+            return self._start(Choice(Form.REDUCE, (0.0,) * len(shares)))
+        some = tuple(_one_block_less(share, node.blocks) for share, node in zip(shares, seen.nodes, strict=True))
+        return self._start(Choice(Form.MIXED, some)) if some != shares and probing.affords(probing.some_s) else None
+
+    @property
+    def settled_s(self) -> float:
+        """The model's time of a step as settled; infinity while there is none."""
+        return math.inf if self.settled.split is None else self.settled.split.step_s
+
+    def _extra_s(self, now_s: float, corner: Form) -> float:
+        """Return what a step of this corner is expected to take longer than one as settled."""
+        if self.settled.split is None:
+            return math.inf
+        own = self._bias_of(now_s, self.settled.form) or 1.0
+        corner_s = self.settled.corners_s[corner is Form.FETCH] * (self._bias_of(now_s, corner) or own)
+        return max(0.0, corner_s - self.settled.split.step_s * own)
 
     def _start(self, probe: Choice) -> Choice:
         self.probing.now, self.probing.count = True, self.probing.count + 1
