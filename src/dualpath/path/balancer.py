@@ -8,11 +8,10 @@
 that can vary; what is in force is preferred over anything less than 3 % better, since fetched blocks that change are
 fetched in vain. The model's times are corrected by how earlier steps of the same form compared with theirs.
 
-*Probing.* What is not used shows no speed. While nothing is fetched, a probe fetches everything, unless that is
-expected to take more than twice as long or more than the budget allows; then it fetches one block of each node. While
-something is fetched, a probe reduces everything, or where that is too dear one block of each node that is fetched from
-in whole. What probes have cost beyond an ordinary step never exceeds 2 % of all time, but for the first one. Probes of
-a corner also show how far the model is off there.
+*Probing.* What is not used shows no speed. A probe does for one step what a corner does that is not in force, of two
+the one that was not seen for longer, which also shows how far the model is off there. Where that is expected to take
+more than twice as long, or more than the budget allows, it fetches (or reduces) one block of each node of which nothing
+else is. What probes have cost beyond an ordinary step never exceeds 2 % of all time, but for the first one.
 
 The very first step is not learned from: views are made in it, and nothing is warm. Time is decode time, the sum of
 all steps so far: what happens between them ages nothing.
@@ -165,6 +164,10 @@ class Balancer:
         close = (split for split in (current, corner, best) if expected_s(split) <= least_s * (1 + _WORTH))
         return next(close)
 
+    def _age_s(self, now_s: float, form: Form) -> float:
+        """Return for how long steps of a form were not compared with the model."""
+        return self._bias[form].age_s(now_s) if form in self._bias else math.inf
+
     def _bias_of(self, now_s: float, form: Form) -> float | None:
         bias = self._bias.get(form)
         return None if bias is None or bias.age_s(now_s) > _REMEMBER_S else bias.value()
@@ -186,7 +189,7 @@ class Balancer:
     def _probe(self, now_s: float, seen: StepSeen) -> Choice | None:
         """Return what to try in the next step, if something should be tried and may."""
         if any(self.settled.shares):
-            return self._probe_reducing(now_s, seen)
+            return self._probe_while_fetching(now_s, seen)
         self.probing.soon = False
         if self._warm < _WARM_UP:
             return None
@@ -195,28 +198,33 @@ class Balancer:
         stale, probing = age_s > _STALE_S, self.probing
         extra_s = self._extra_s(now_s, Form.FETCH)
         untried = self._bias_of(now_s, Form.FETCH) is None
-        if (stale or untried) and extra_s <= self.settled_s and probing.affords(extra_s):
+        if (stale or untried) and extra_s <= self._settled_s and probing.affords(extra_s):
             return self._start(Choice(Form.FETCH, tuple(float(held) for held in used)))
         if (age_s == math.inf and not probing.count) or (stale and probing.affords(probing.some_s)):
             some = tuple(1 / node.blocks if node.blocks else 0.0 for node in seen.nodes)
             return self._start(Choice(Form.MIXED, some))
         return None
 
-    def _probe_reducing(self, now_s: float, seen: StepSeen) -> Choice | None:
+    def _probe_while_fetching(self, now_s: float, seen: StepSeen) -> Choice | None:
         """As `_probe`, while something is fetched: one step ahead, so that nothing is prefetched for the probe."""
         probing, shares = self.probing, self.settled.shares
         if not probing.soon:
             probing.soon = now_s - probing.last_at_s > _STALE_S
             return None
         probing.soon = False
-        if probing.affords(self._extra_s(now_s, Form.REDUCE)):
-            return self._start(Choice(Form.REDUCE, (0.0,) * len(shares)))
+        for corner in sorted(
+            {Form.REDUCE, Form.FETCH} - {self.settled.form}, key=lambda form: -self._age_s(now_s, form)
+        ):
+            extra_s = self._extra_s(now_s, corner)
+            if extra_s <= self._settled_s and probing.affords(extra_s):
+                share = float(corner is Form.FETCH)
+                return self._start(Choice(corner, tuple(share if node.blocks else 0.0 for node in seen.nodes)))
         some = tuple(_one_block_less(share, node.blocks) for share, node in zip(shares, seen.nodes, strict=True))
         return self._start(Choice(Form.MIXED, some)) if some != shares and probing.affords(probing.some_s) else None
 
     @property
-    def settled_s(self) -> float:
-        """The model's time of a step as settled; infinity while there is none."""
+    def _settled_s(self) -> float:
+        """Return the model's time of a step as settled; infinity while there is none."""
         return math.inf if self.settled.split is None else self.settled.split.step_s
 
     def _extra_s(self, now_s: float, corner: Form) -> float:
