@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from dualpath.bench.settings import SCHEMES
+from dualpath.bench.settings import ExperimentConfig
 from dualpath.cli import main
 
 SHAPE = "shape:layers=2,query_heads=4,kv_heads=2,head_dim=16,hidden=64,vocab=128"
@@ -50,7 +50,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.torch
 def test_every_scheme_gives_the_same_output(outcome: Any) -> None:
     assert outcome.code == 0
-    assert [row["scheme"] for row in outcome.result["schemes"]] == list(SCHEMES)
+    assert [row["scheme"] for row in outcome.result["schemes"]] == list(ExperimentConfig().rows())
     for row in outcome.result["schemes"]:
         assert set(FIELDS) <= set(row)
         assert row["identical"], row["scheme"]
@@ -73,7 +73,7 @@ def test_what_is_local_and_what_is_on_the_wire(outcome: Any) -> None:
 @pytest.mark.torch
 def test_the_report_is_written(outcome: Any) -> None:
     assert outcome.page.startswith("<!doctype html>")
-    assert all(scheme in outcome.page for scheme in SCHEMES)
+    assert all(scheme in outcome.page for scheme in ExperimentConfig().rows())
 
 
 @pytest.mark.torch
@@ -190,7 +190,6 @@ def test_generate_streams_text_and_reports_on_stderr(capsys: pytest.CaptureFixtu
 @pytest.mark.model
 def test_generate_with_a_pool_says_the_same(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     from dualpath.bench.nodes import open_nodes
-    from dualpath.bench.settings import ExperimentConfig
 
     file = tmp_path / "prompt.txt"
     file.write_text("One, two, three, four. " * 40)

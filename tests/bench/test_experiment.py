@@ -15,7 +15,7 @@ from dualpath.bench.decoders import Counters
 from dualpath.bench.experiment import WARM_UP_STEPS, measure, run_experiment
 from dualpath.bench.prompt import Prompt, check_context, default_document, document_prompt
 from dualpath.bench.rows import row
-from dualpath.bench.settings import SCHEMES, ExperimentConfig, check_memory, node_capacity
+from dualpath.bench.settings import ON_REQUEST, SCHEMES, ExperimentConfig, check_memory, node_capacity
 from dualpath.errors import CapacityError, DualPathError, UnreachableError, UsageError
 from dualpath.kv import KVLayout
 
@@ -183,10 +183,10 @@ def test_progress_is_shown_per_scheme() -> None:
 
 
 def test_rows_and_order() -> None:
-    assert ExperimentConfig().rows() == SCHEMES
+    assert ExperimentConfig().rows() == tuple(s for s in SCHEMES if s not in ON_REQUEST)
     assert ExperimentConfig(schemes=("reduce", "local")).rows() == ("local", "reduce")
     assert ExperimentConfig(schemes=("reduce",)).order() == ("hf", "reduce")
-    assert ExperimentConfig(fill="random").rows() == SCHEMES[1:]
+    assert ExperimentConfig(fill="random").rows() == ExperimentConfig().rows()[1:]
     assert ExperimentConfig(fill="random", schemes=("fetch",)).order() == ("local", "fetch")
     assert ExperimentConfig(schemes=("auto", "local")).rows() == ("local", "auto")
     assert "mapped" not in ExperimentConfig(pool="10.0.0.1:7480").rows()

@@ -204,6 +204,7 @@ def test_an_aborted_step_leaves_nothing_behind_and_teaches_nothing(nodes: LocalN
         world.close(a)
         assert [node.stats()["blocks_sealed"] for node in world.path.pool.nodes] < stored
     assert world.path.arena.used_bytes == 0
+    assert auto_of(world).traffic.in_flight == 0  # every read has ended, one way or another
 
 
 @pytest.mark.parametrize("part", ["reduced", "fetched"])

@@ -86,7 +86,7 @@ class PrefetchReader:
         self._signature: tuple[tuple[int, ...], ...] = ()
         self._schedule: list[Item[_Flight]] = []
         self._by_layer: dict[tuple[int, int], list[Item[_Flight] | None]] = {}
-        self._reserve = 0
+        self._reserve = self._largest = 0
         self.watch: Callable[[int, int, int, OnItem], OnItem] | None = None  # (node, slot bytes, slots, on_item)
 
     def begin(self, plans: Sequence[GroupPlan], *, reserve: int, wrap: bool) -> None:
@@ -167,6 +167,7 @@ class PrefetchReader:
                 row.append(item)
                 self._schedule.append(item)
             self._by_layer[(plan.index, index)] = row
+        self._largest = max((item.bytes for item in self._schedule), default=0)
 
     def _capacity(self) -> int:
         """Return the bytes that may be in flight or waiting: the window, within what is allowed and not spoken for."""
@@ -197,6 +198,8 @@ class PrefetchReader:
         if self._zombies:
             self._reap()
         self._policy.capacity = self._capacity()
+        if self._zombies and self._arena.room(Budget.WINDOW) < self._reserve + self._largest:
+            return  # the policy lets one item through in any case; `_await` waits until there is room for it
         items = self._policy.pump()
         if items:
             self._fetch(items)

@@ -221,6 +221,11 @@ class Traffic:
         self._all = _Meter()
         self._meters = [_Meter() for _ in range(nodes)]
 
+    @property
+    def in_flight(self) -> int:
+        """Return the bytes that were asked for and have not ended."""
+        return self._all.in_flight
+
     def sent(self, now_s: float, node: int, count: int) -> None:
         """Reads of `count` bytes were asked of a node."""
         with self._lock:
