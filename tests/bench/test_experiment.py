@@ -78,7 +78,7 @@ class FakeDecoder:
         return self._logits()
 
     def counters(self) -> Counters:
-        return Counters(self.wire, 0.0, 77 if self.ended else 0, 5)
+        return Counters(self.wire, wasted_bytes=77 if self.ended else 0, peak_local_kv_bytes=5)
 
     def choice(self) -> dict[str, Any] | None:
         return {"form": "mixed"} if self.scheme == "auto" else None

@@ -12,6 +12,7 @@ from dualpath.errors import BlockLostError
 from dualpath.path import Scheme
 from dualpath.path.auto import Auto
 from dualpath.path.choice import Choice, Form
+from dualpath.path.plan import Entry
 from dualpath.path.prefetch_reader import PrefetchReader
 from dualpath.path.reduce import Reducer
 from dualpath.testing.pool import LocalNodes
@@ -35,17 +36,10 @@ def auto_of(world: World) -> Auto:
     return world.path.auto
 
 
-def far_blocks(world: World) -> int:
-    """Return how many layer blocks the sequence that was opened first has at nodes only, in groups without window."""
-    sequence = world.path._sequences[next(iter(world.kept))]
-    group = world.path.layout.groups[0]
-    return sum(block.parts[0].local is None for block in sequence.blocks) * len(group.layers)
-
-
 @pytest.mark.parametrize("layout", [HYBRID, MLA], ids=lambda layout: layout.model)
 @pytest.mark.parametrize(
     ("rates", "form", "low", "high"),
-    [(NONE, Form.REDUCE, 0.0, 0.0), (HALF, Form.MIXED, 0.3, 0.6), (ALL, Form.FETCH, 1.0, 1.0)],
+    [(NONE, Form.REDUCE, 0.0, 0.0), (HALF, Form.MIXED, 0.2, 0.6), (ALL, Form.FETCH, 1.0, 1.0)],
     ids=["none", "half", "all"],
 )
 def test_forced_splits_agree_with_float64(
@@ -57,13 +51,18 @@ def test_forced_splits_agree_with_float64(
         world.append(a, 90)
         steps(world, a, 6)
         assert balancer.settled.form is form
-        before = world.path.metrics.fetched_bytes
-        size = layout.layer_block_bytes(layout.groups[0])  # type: ignore[attr-defined]
-        sliding = 2 if layout is HYBRID else 0  # at most: the far part of a window is always fetched
+        divided: list[tuple[int, int]] = []
+
+        def noted(entries: list[Entry]) -> tuple[list[Entry], list[Entry]]:
+            reduced, others = auto_of(world).divide(entries)
+            divided.append((len(reduced), sum(entry.part.local is None for entry in others)))
+            return reduced, others
+
+        world.path.divide = noted
         steps(world, a, 1)
-        fetched = (world.path.metrics.fetched_bytes - before) / size
-        far = far_blocks(world)
-        assert low * far <= fetched <= high * far + sliding
+        ((reduced, fetched),) = divided
+        assert reduced + fetched >= 8
+        assert low <= fetched / (reduced + fetched) <= high
         b = world.fork(a)
         world.step([(a, 3), (b, 2)])
         world.step([(b, 1), (a, 1)])
@@ -107,8 +106,6 @@ def test_a_share_is_met_over_all_sequences(nodes: LocalNodes) -> None:
 
 
 def entry_of(block: object) -> object:
-    from dualpath.path.plan import Entry
-
     return Entry(block, block.parts[0], block.length)  # type: ignore[attr-defined, arg-type]
 
 
