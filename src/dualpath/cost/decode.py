@@ -55,7 +55,7 @@ def _visible(group: LayerGroup, context: int) -> int:
 
 
 def _layers_bytes(layout: KVLayout, group: LayerGroup, tokens: int) -> int:
-    return len(group.layers) * group.layer_block_bytes(1, layout.dtype) * tokens
+    return len(group.layers) * layout.layer_block_bytes(group) * tokens // layout.block_tokens
 
 
 def _sealed_blocks(layout: KVLayout, group: LayerGroup, context: int) -> Iterator[int]:
