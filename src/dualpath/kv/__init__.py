@@ -1,4 +1,4 @@
-"""How KV is laid out and named: layouts (bytes and groups of layers), codecs (stored bytes), block ids (content hashes).
+"""How KV is laid out and named: layouts (bytes, layer groups), codecs (stored bytes) and block ids (content hashes).
 
 Nothing here moves a byte or knows where a block lives.
 """
