@@ -31,22 +31,26 @@ static void fold(const Call &c, const FoldItem *folds, const DecodeItem *items, 
     for (int i = begin; i < end; i++) fold_item(c, folds[i], items);
 }
 
+// On the matrix unit, where there is one that the rows fit.
+template <class T>
+static void prefill_narrow(const Call &c, const PrefillItem &item, Scratch scratch) {
+#if defined(__AMX_BF16__)
+    if (c.head_dim % 32 == 0 && c.value_dim % 32 == 0) {
+        matrix_prefill_item<T>(c, item, scratch);
+        return;
+    }
+#endif
+    prefill_item<T>(c, item, scratch);
+}
+
 static void prefill(const Call &c, const PrefillItem *items, int begin, int end, Scratch scratch) {
     for (int i = begin; i < end; i++) {
         switch (c.dtype) {
             case Dtype::float32: prefill_item<float>(c, items[i], scratch); break;
-            case Dtype::bfloat16:
-#if defined(__AMX_BF16__)
-                if (c.head_dim % 32 == 0 && c.value_dim % 32 == 0) {
-                    matrix_prefill_item(c, items[i], scratch);
-                    break;
-                }
-#endif
-                prefill_item<bf16>(c, items[i], scratch);
-                break;
+            case Dtype::bfloat16: prefill_narrow<bf16>(c, items[i], scratch); break;
             case Dtype::float16: prefill_item<fp16>(c, items[i], scratch); break;
-            case Dtype::int8: prefill_item<int8>(c, items[i], scratch); break;
-            case Dtype::float8: prefill_item<fp8>(c, items[i], scratch); break;
+            case Dtype::int8: prefill_narrow<int8>(c, items[i], scratch); break;
+            case Dtype::float8: prefill_narrow<fp8>(c, items[i], scratch); break;
         }
     }
 }
