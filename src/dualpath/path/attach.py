@@ -51,7 +51,7 @@ def attach(path: DualPath, sequence: SequenceId, tokens: Sequence[int], *, hot_b
     finally:
         for node, lease in zip(pool.nodes, leases, strict=False):
             node.renew([lease], 0)  # pinned, or not wanted
-    room = path.arena.room(Budget.HOT) - layout.block_bytes  # one block is left for the tail
+    room = path.arena.room(Budget.HOT) - layout.open.block_bytes  # one block is left for the tail
     hot = max(0, room if hot_bytes is None else min(room, hot_bytes)) // layout.block_bytes
     size = layout.block_tokens
     done = 0

@@ -22,7 +22,7 @@ from dualpath.path.attach import attach
 from dualpath.path.auto import Auto
 from dualpath.path.call_reader import BaselineReader, CallReader
 from dualpath.path.config import PathConfig, Scheme
-from dualpath.path.fill import fill_random, read_block
+from dualpath.path.fill import decode_block, fill_random, read_block
 from dualpath.path.growth import Fill, Growth, grow
 from dualpath.path.metrics import PathMetrics
 from dualpath.path.plan import take_remote
@@ -59,10 +59,13 @@ class DualPath:
         if not local and pool is None:
             raise UsageError(f"scheme {config.scheme.value} needs a pool", hint="pass one from dualpath.connect(…)")
         self._largest = max(layout.layer_block_bytes(group) for group in layout.groups)
+        self._scratch = scratch_bytes(layout)
         if not local:
             _require_room(layout, config, self._largest)
         self.metrics = PathMetrics()
-        self.arena = LocalArena(None if local else config.hot_bytes, max(config.window_bytes, self._largest))
+        self.arena = LocalArena(
+            None if local else config.hot_bytes, max(config.window_bytes, self._largest, self._scratch)
+        )
         self._trace: IO[str] | None = None
         self.reader: Reader = NoReader()
         self.reducer: Reducer | None = None
@@ -196,11 +199,13 @@ class DualPath:
     def room(self, sequence: SequenceId, wanted: int) -> int:
         """Return how many tokens (at most `wanted`) the next step of this sequence should take, ending at a block's end
         where it can: what neither hot region nor window would hold is left for later steps."""
-        if self.config.scheme is Scheme.LOCAL or wanted <= 1:
-            return wanted
+        if wanted <= 1 or (self.config.scheme is Scheme.LOCAL and not self.layout.kv_dtype):
+            return wanted  # but where chunks decide which KV is quantised already, all schemes have the same ones
         size = self.layout.block_tokens
         to_end = size - self._get(sequence).length % size
-        blocks = self.arena.limit(Budget.WINDOW) // self._largest - 1
+        blocks = max(0, self.arena.limit(Budget.WINDOW) - self._largest) // self._scratch
+        if self.layout.kv_dtype:  # the first block, too, may need scratch: its sealed form may not fit beside it
+            blocks = max(0, blocks - 1)
         most = to_end + min(blocks, max(0, wanted - to_end) // size) * size
         return min(wanted, most)
 
@@ -277,6 +282,7 @@ class DualPath:
         if self.writer is not None:
             self.writer.abort([fill.sealing for fill in fills if fill.sealing is not None])
         for fill in fills:
+            self._hot.discard_kept(fill)
             if fill.fresh:
                 self._hot.free(fill.block)
         self._finish()
@@ -306,10 +312,14 @@ class DualPath:
             fill for growth in growths for fill in growth.fills if fill.fresh and fill.block.parts[0].local is None
         ]
         full = [fill for growth in growths for fill in growth.full(self.layout.block_tokens)]
-        self._hot.allocate_fresh(fresh, {id(fill) for fill in full}, scratch_allowed=self.writer is not None)
-        window = self.arena.limit(Budget.WINDOW) // self._largest
-        scratch = sum(fill.scratch for fill in fresh)
-        if scratch > window - (1 if any(growth.sequence.blocks for growth in growths) else 0):
+        spare = self._largest if any(growth.sequence.blocks for growth in growths) else 0
+        window = (self.arena.limit(Budget.WINDOW) - spare) // self._scratch
+        scratch_allowed = self.writer is not None or bool(self.layout.kv_dtype)
+        self._hot.allocate_fresh(fresh, {id(fill) for fill in full}, scratch=window if scratch_allowed else None)
+        if self.layout.kv_dtype:
+            self._hot.allocate_kept(full, required=self.writer is None)
+        scratch = sum(fill.scratch or bool(self.layout.kv_dtype and not fill.kept) for fill in full)
+        if scratch > window:
             raise CapacityError(
                 f"{sum(growth.count for growth in growths)} tokens at once need {scratch} layer blocks of scratch, "
                 f"and the window holds {window}",
@@ -349,6 +359,7 @@ class DualPath:
 
     def _seal(self, growth: Growth, fill: Fill) -> None:
         block = fill.block
+        self._hot.keep(fill)
         if fill.sealing is None:
             previous = growth.sequence.blocks[growth.sequence.blocks.index(block) - 1] if block.position else None
             block.id = next_id(
@@ -388,17 +399,20 @@ class DualPath:
             self.writer.drop([(block.parts[0].node, block.id) for block in gone if block.id is not None])
 
     def _copy(self, block: Block, length: int) -> Block:
-        """Return an open copy of a local block's first `length` tokens."""
+        """Return an open copy of a block's first `length` tokens."""
         copy = Block(block.position, length, [Part() for _ in block.parts])
         self._hot.allocate(copy)
         for index, (part, new) in enumerate(zip(block.parts, copy.parts, strict=True)):
-            slots = self.arena.slots(self.layout.layer_block_bytes(self.layout.groups[index]))
+            slots = self.arena.slots(self.layout.open.layer_block_bytes(self.layout.groups[index]))
             assert new.local is not None
-            if part.local is not None:
-                for a, b in zip(part.local.tolist(), new.local.tolist(), strict=True):
-                    slots.bytes_of(b)[:] = slots.bytes_of(a)
+            into = [slots.bytes_of(slot) for slot in new.local.tolist()]
+            if self.layout.kv_dtype and block.id is not None:
+                decode_block(self, block, index, into)
+            elif part.local is not None:
+                for a, b in zip(part.local.tolist(), into, strict=True):
+                    b[:] = slots.bytes_of(a)
             elif part.refs is not None:
-                read_block(self, block, index, [slots.bytes_of(slot) for slot in new.local.tolist()])
+                read_block(self, block, index, into)
         return copy
 
     def _reopen(self, block: Block, length: int) -> Block:
@@ -447,15 +461,25 @@ class DualPath:
         return reader
 
 
+def scratch_bytes(layout: KVLayout) -> int:
+    """Return the window bytes of one layer of a block in scratch: as an open block, and quantised beside it."""
+    largest = max(layout.open.layer_block_bytes(group) for group in layout.groups)
+    return largest + (max(layout.layer_block_bytes(group) for group in layout.groups) if layout.kv_dtype else 0)
+
+
 def _require_room(layout: KVLayout, config: PathConfig, largest: int) -> None:
-    if config.hot_bytes < layout.block_bytes:
+    need = layout.open.block_bytes
+    if config.hot_bytes < need:
         raise CapacityError(
             f"the hot region ({format_bytes(config.hot_bytes)}) cannot hold one block of {layout.block_tokens} tokens "
-            f"in all layers ({format_bytes(layout.block_bytes)})",
+            f"in all layers ({format_bytes(need)})",
             hint="give it more with --hot, or use a smaller block_tokens",
         )
+    what = "one layer block"
+    if layout.kv_dtype:
+        what, largest = "one layer block beside one that is quantised", largest + scratch_bytes(layout)
     if config.window_bytes < largest:
         raise CapacityError(
-            f"the window ({format_bytes(config.window_bytes)}) cannot hold one layer block ({format_bytes(largest)})",
+            f"the window ({format_bytes(config.window_bytes)}) cannot hold {what} ({format_bytes(largest)})",
             hint="give it more with --window, or use a smaller block_tokens",
         )
