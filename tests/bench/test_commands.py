@@ -71,6 +71,22 @@ def test_what_is_local_and_what_is_on_the_wire(outcome: Any) -> None:
 
 
 @pytest.mark.torch
+def test_quantised_kv_halves_the_bytes_and_is_no_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    """In bf16, so that the ratio is that of the wire: what does not shrink is a header of each layer block."""
+    wire, size = {}, ["--context", "2048", "--block-tokens", "256", "--new-tokens", "4", "--hot", "64KiB"]
+    for kept in ("same", "int8"):
+        words = ["--fill", "random", "--scheme", "baseline", "--dtype", "bfloat16", "--kv-dtype", kept, *size]
+        code, out, _ = run(capsys, "run", "--model", SHAPE, *words, "--json")
+        result = json.loads(out)
+        assert code == 0
+        assert result["settings"]["kv_dtype"] == kept
+        assert result["schemes"][0]["identical"]  # the reference, local, keeps its KV in the same way
+        wire[kept] = (result["expected"]["kv_bytes_per_token"], result["schemes"][0]["wire_bytes_per_token"])
+    assert 0.5 < wire["int8"][0] / wire["same"][0] < 0.51
+    assert wire["int8"][1] / wire["same"][1] < 0.53
+
+
+@pytest.mark.torch
 def test_the_report_is_written(outcome: Any) -> None:
     assert outcome.page.startswith("<!doctype html>")
     assert all(scheme in outcome.page for scheme in ExperimentConfig().rows())

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dualpath.bench.decoders import Counters
-from dualpath.bench.experiment import WARM_UP_STEPS, measure, run_experiment
+from dualpath.bench.experiment import WARM_UP_STEPS, measure, outcome_is_right, run_experiment
 from dualpath.bench.prompt import Prompt, check_context, default_document, document_prompt
 from dualpath.bench.rows import row
 from dualpath.bench.settings import ON_REQUEST, SCHEMES, ExperimentConfig, check_memory, node_capacity
@@ -226,6 +226,22 @@ def test_too_little_memory_is_said_before_anything_is_filled() -> None:
     with pytest.raises(CapacityError, match="copies of"):
         check_memory(ExperimentConfig(context=1 << 20), LAYOUT, 1 << 29)
     check_memory(ExperimentConfig(context=1 << 20), LAYOUT, 4 << 30)
+
+
+def test_quantised_kv_is_held_against_itself() -> None:
+    """hf keeps its KV in float32, and reduce adds in another order: neither says whether the others are right."""
+    rows = [{"scheme": scheme, "identical": scheme == "hf", "tokens": [1, 2]} for scheme in SCHEMES]
+    rows[0]["tokens"] = [1, 1]
+    quantised = ExperimentConfig(kv_dtype="int8")
+    assert outcome_is_right(quantised, rows)
+    assert not outcome_is_right(ExperimentConfig(), rows)
+    next(row for row in rows if row["scheme"] == "reduce")["tokens"] = [3]
+    assert outcome_is_right(quantised, rows)
+    rows[-1]["tokens"] = [2, 1]
+    assert not outcome_is_right(quantised, rows)
+    assert outcome_is_right(ExperimentConfig(dtype="bfloat16"), rows)
+    with pytest.raises(UsageError, match="int4"):
+        ExperimentConfig(kv_dtype="int4").check()
 
 
 # --- prompts -----------------------------------------------------------------------------------------------------

@@ -92,6 +92,18 @@ def test_a_difference_is_named() -> None:
     assert 'class="verdict bad"' in render(found)
 
 
+def test_a_difference_by_quantised_kv_is_no_failure() -> None:
+    found = result(identical=False)
+    found["settings"]["kv_dtype"] = "int8"
+    found["schemes"][2]["max_logit_error"] = 0.25
+    found["ok"] = True
+    assert verdict(found).startswith("Keeping KV in int8 changed tokens against hf in reduce (logit error")
+    assert 'class="verdict"' in render(found)
+    found["ok"] = False
+    assert "Schemes that fold the same int8 KV in the same order gave different tokens" in render(found)
+    assert 'class="verdict bad"' in render(found)
+
+
 def test_light_and_dark() -> None:
     assert "prefers-color-scheme: dark" in render(result())
 

@@ -92,16 +92,28 @@ def _subtitle(result: dict[str, Any]) -> str:
 
 def verdict(result: dict[str, Any]) -> str:
     """Return in one line whether the schemes gave the same output."""
-    reference = result["reference"]["scheme"]
+    reference, kv = result["reference"]["scheme"], result["settings"].get("kv_dtype", "same")
     differing = [row["scheme"] for row in result["schemes"] if not row["identical"]]
+    if kv != "same" and not result["ok"]:
+        return f"Schemes that fold the same {kv} KV in the same order gave different tokens"
+    if differing and kv != "same":
+        error = max(row["max_logit_error"] for row in result["schemes"])
+        return (
+            f"Keeping KV in {kv} changed tokens against {reference} in {', '.join(differing)} "
+            f"(logit error while they agreed: at most {error:.2g})"
+        )
     if differing:
         return f"Tokens differ from {reference}: {', '.join(differing)}"
     return f"Same tokens as {reference} in every scheme"
 
 
+def _quantised(result: dict[str, Any]) -> bool:
+    return bool(result["settings"].get("kv_dtype", "same") != "same")
+
+
 def _verdict(result: dict[str, Any]) -> str:
-    same = all(row["identical"] for row in result["schemes"])
-    return f'<p class="verdict{"" if same else " bad"}">{escape(verdict(result))}</p>'
+    fine = all(row["identical"] for row in result["schemes"]) or (_quantised(result) and result["ok"])
+    return f'<p class="verdict{"" if fine else " bad"}">{escape(verdict(result))}</p>'
 
 
 def _table(rows: list[dict[str, Any]], colours: dict[str, str]) -> str:

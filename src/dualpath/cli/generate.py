@@ -39,6 +39,9 @@ def generate_command(
         str, typer.Option(help="baseline, fetch, sharded, reduce, mapped or auto; local without a pool.")
     ] = "",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16, for weights and KV.")] = "float32",
+    kv_dtype: Annotated[
+        str, typer.Option(help="What sealed KV is kept in: same, int8 or fp8. Changes the output a little.")
+    ] = "same",
     threads: Annotated[int, typer.Option(help="Threads of model and attention; 0: all cores.", min=0)] = 0,
     deadline: Annotated[
         float, typer.Option(metavar="SECONDS", help="Longest wait for a node.", min=0.1, max=86400)
@@ -64,15 +67,17 @@ def generate_command(
     if explain:
         require_auto((chosen.value,))
     from dualpath.engine.load import load_model
+    from dualpath.kv.layout import kv_dtype_called
     from dualpath.path import PathConfig
 
+    kept = kv_dtype_called(kv_dtype)
     settings = PathConfig(
         scheme=chosen, hot_bytes=int(hot), window_bytes=int(window), threads=threads, deadline_s=deadline
     )
     with progress(f"loading {model}") as bar:
         loaded = load_model(model, dtype=dtype, progress=bar.note)
     ids = prompt_ids(loaded, text, chat=chat)
-    found = _generate(loaded, ids, settings, pool, new_tokens=new_tokens, quiet=as_json)
+    found = _generate(loaded, ids, settings, pool, kv_dtype=kept, new_tokens=new_tokens, quiet=as_json)
     emit(as_json, found, print_statistics)
     if explain and not as_json:
         say(found["choice"]["sentence"])
@@ -123,7 +128,14 @@ def prompt_ids(loaded: LoadedModel, text: str, *, chat: bool) -> list[int]:
 
 
 def _generate(
-    loaded: LoadedModel, ids: list[int], settings: Any, pool_spec: str, *, new_tokens: int, quiet: bool
+    loaded: LoadedModel,
+    ids: list[int],
+    settings: Any,
+    pool_spec: str,
+    *,
+    kv_dtype: str,
+    new_tokens: int,
+    quiet: bool,
 ) -> dict[str, Any]:
     """Run prefill and decode, printing text as it comes unless `quiet`, and return the statistics."""
     from dualpath.bench.prompt import check_context
@@ -136,7 +148,7 @@ def _generate(
     hint = f"use --new-tokens {left} or less" if left > 0 else "use a shorter prompt"
     check_context(len(ids), new_tokens, loaded.max_context, model=loaded.name, hint=hint)
     use_threads(settings.threads)
-    layout = kv_layout(loaded, hot_bytes=settings.hot_bytes)
+    layout = kv_layout(loaded, hot_bytes=settings.hot_bytes, kv_dtype=kv_dtype)
     with contextlib.ExitStack() as stack:
         pool = None
         if settings.scheme.value != "local":

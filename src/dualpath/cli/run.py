@@ -40,6 +40,9 @@ def run_command(
         str, typer.Option(help="Any of hf,local,baseline,fetch,sharded,reduce,mapped; default: all. Also single, auto.")
     ] = "",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16, for weights and KV.")] = "float32",
+    kv_dtype: Annotated[
+        str, typer.Option(help="What sealed KV is kept in: same, int8 or fp8. Changes the output a little.")
+    ] = "same",
     threads: Annotated[int, typer.Option(help="Threads of model and attention; 0: all cores.", min=0)] = 0,
     block_tokens: Annotated[int, typer.Option(help="Tokens of a block; 0: as many as suit the hot region.", min=0)] = 0,
     fill: Annotated[str, typer.Option(help="prompt, or random: seeded random KV, no prefill, I/O only.")] = "prompt",
@@ -79,13 +82,15 @@ def run_command(
     """Decode a long document by every scheme, on the same prompt, and compare output and cost.
 
     A small hot region of KV stays local; the rest is on pool nodes, which stand for other hosts and are reached over
-    TCP even on this machine (except by scheme mapped). Exit code 1 if a float32 scheme's tokens are not identical.
+    TCP even on this machine (except by scheme mapped). Exit code 1 if a float32 scheme's tokens are not identical; with
+    --kv-dtype int8 or fp8 they may differ from hf's, and the schemes are held against each other.
 
     Examples:
         dualpath run
         dualpath run --context 8000 --report run.html
         dualpath run --scheme local,reduce --dtype bfloat16 --json
         dualpath run --scheme sharded,reduce,auto --explain
+        dualpath run --kv-dtype int8 --scheme hf,local,sharded
         dualpath run --fill random --context 131072 --samples 1000 --interleave 10 --dtype bfloat16
         dualpath run --concurrency 4 --context 8000 --hot 1GiB --variant baseline,single,dual
         dualpath run --pool 10.0.0.5:7480,10.0.0.6:7480 --model ./my-model --prompt-file book.txt
@@ -130,6 +135,7 @@ def run_command(
     config = ExperimentConfig(
         model=model,
         dtype=dtype,
+        kv_dtype=kv_dtype,
         schemes=schemes,
         prompt_file=prompt_file,
         offset=offset,
@@ -238,7 +244,8 @@ def print_choices(result: dict[str, Any]) -> None:
 
 def _heading(result: dict[str, Any]) -> str:
     model, prompt, settings = result["model"], result["prompt"], result["settings"]
-    kv = f"{format_bytes(result['expected']['kv_bytes'])} of KV"
+    kept = settings.get("kv_dtype", "same")
+    kv = f"{format_bytes(result['expected']['kv_bytes'])} of KV{'' if kept == 'same' else f' kept in {kept}'}"
     return (
         f"{model['name']} ({model['dtype']}), {prompt['tokens']:,} tokens of {prompt['source']}: {kv} in blocks of "
         f"{settings['block_tokens']} tokens; {format_bytes(settings['hot_bytes'])} local, the rest on "

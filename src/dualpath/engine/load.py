@@ -117,10 +117,18 @@ def parse_shape(name: str) -> dict[str, int]:
     return shape
 
 
-def kv_layout(loaded: LoadedModel, *, hot_bytes: int, block_tokens: int = 0) -> KVLayout:
-    """Return the KV layout of a model; `block_tokens` 0 chooses what suits a hot region of `hot_bytes`."""
+def kv_layout(loaded: LoadedModel, *, hot_bytes: int, block_tokens: int = 0, kv_dtype: str = "") -> KVLayout:
+    """Return the KV layout of a model; `block_tokens` 0 chooses what suits a hot region of `hot_bytes`.
+
+    `kv_dtype` as in `KVLayout`.
+    """
     return layout_that_fits(
-        loaded.config, dtype=loaded.dtype, hot_bytes=hot_bytes, block_tokens=block_tokens, model=loaded.fingerprint
+        loaded.config,
+        dtype=loaded.dtype,
+        hot_bytes=hot_bytes,
+        block_tokens=block_tokens,
+        model=loaded.fingerprint,
+        kv_dtype=kv_dtype,
     )
 
 

@@ -28,6 +28,9 @@ FLOAT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 QUANTISED = ("int8", "float8_e4m3")
 """Dtypes of one byte that sealed blocks may be kept in, with scales."""
 
+KV_DTYPES = {"same": "", "int8": "int8", "fp8": "float8_e4m3"}
+"""What users call the dtype of sealed blocks: the model's own, or a quantised one."""
+
 DTYPE_BYTES = FLOAT_BYTES | dict.fromkeys(QUANTISED, 1)
 SCALE_BYTES = 2
 _ALIGN = 64
@@ -39,6 +42,13 @@ class LayerKind(enum.StrEnum):
     FULL = "full"
     SLIDING = "sliding"
     LATENT = "latent"
+
+
+def kv_dtype_called(name: str) -> str:
+    """Return the `KVLayout.kv_dtype` that a name of `KV_DTYPES` stands for. Raises `UsageError`."""
+    if name not in KV_DTYPES:
+        raise UsageError(f"KV cannot be kept as {name!r}", hint=f"one of {', '.join(KV_DTYPES)}")
+    return KV_DTYPES[name]
 
 
 @dataclass(frozen=True)
