@@ -75,7 +75,7 @@ def test_bursts_go_out_with_nobody_listening() -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("extra", [(), ("--cold",)])
+@pytest.mark.parametrize("extra", [(), ("--cold",), ("--kv-dtype", "int8")])
 def test_every_variant_serves_the_same_tokens(capsys: pytest.CaptureFixture[str], extra: tuple[str, ...]) -> None:
     shape = "shape:layers=2,query_heads=4,kv_heads=2,head_dim=16,vocab=64"
     words = ["--model", shape, "--context", "200", "--new-tokens", "5", "--hot", "64KiB", "--block-tokens", "16"]

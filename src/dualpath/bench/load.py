@@ -27,6 +27,7 @@ from dualpath.bench import machine
 from dualpath.bench.load_rows import Served, load_row
 from dualpath.bench.prompt import greedy, random_ids
 from dualpath.errors import DualPathError, UsageError
+from dualpath.kv.layout import kv_dtype_called
 from dualpath.transport.rails import MAX_RAILS
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class LoadConfig:
 
     model: str = "smollm2-135m"
     dtype: str = "float32"
+    kv_dtype: str = "same"
     variants: tuple[str, ...] = tuple(VARIANTS)
     context: int = 8000
     new_tokens: int = 64
@@ -89,6 +91,7 @@ class LoadConfig:
 
     def check(self) -> None:
         """Raise `UsageError` for values that cannot work."""
+        kv_dtype_called(self.kv_dtype)
         unknown = [name for name in self.variants if name not in VARIANTS]
         if unknown:
             raise UsageError(f"unknown variant {unknown[0]!r}", hint=f"one or more of {','.join(VARIANTS)}")
@@ -115,7 +118,12 @@ def run_load(config: LoadConfig, *, view: View) -> dict[str, Any]:
         loaded = load_model(config.model, dtype=config.dtype, progress=bar.note)
     use_threads(config.threads)
     loaded = dataclasses.replace(loaded, max_context=sys.maxsize)  # random KV: positions beyond the limit are fine
-    layout = kv_layout(loaded, hot_bytes=config.hot_bytes, block_tokens=config.block_tokens)
+    layout = kv_layout(
+        loaded,
+        hot_bytes=config.hot_bytes,
+        block_tokens=config.block_tokens,
+        kv_dtype=kv_dtype_called(config.kv_dtype),
+    )
     whole = config.context // layout.block_tokens * layout.block_tokens
     vocabulary = int(loaded.config.vocab_size)
     prompts = [random_ids(vocabulary, whole + 1, config.seed + n) for n in range(config.concurrency)]
@@ -176,7 +184,9 @@ def _prefixes(
     if config.cold:
         yield tenant
         return
-    settings = PathConfig(Scheme.SHARDED, 2 * layout.block_bytes, config.window_bytes, deadline_s=config.deadline_s)
+    settings = PathConfig(
+        Scheme.SHARDED, 2 * layout.open.block_bytes, config.window_bytes, deadline_s=config.deadline_s
+    )
     with (
         connect(spec, key=key, tenant=tenant, timeout_s=config.deadline_s, nics=config.nics) as pool,
         DualPath(layout, settings, pool) as path,
@@ -206,7 +216,7 @@ class _Serving:
 
         self._config, self._variant, self._loaded, self._layout = config, variant, loaded, layout
         self._spec, self._key, self._tenant = spec, key, tenant
-        self._hot_each = config.hot_bytes // config.concurrency - layout.block_bytes  # a block is for the tail
+        self._hot_each = config.hot_bytes // config.concurrency - layout.open.block_bytes  # a block is for the tail
         self._settings = PathConfig(
             Scheme(variant.scheme),
             config.hot_bytes,

@@ -107,6 +107,7 @@ def run_command(
         load = LoadConfig(
             model=model,
             dtype=dtype,
+            kv_dtype=kv_dtype,
             variants=tuple(word.strip() for word in variant.split(",") if word.strip()) or tuple(VARIANTS),
             context=context,
             new_tokens=new_tokens,
