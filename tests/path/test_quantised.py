@@ -12,9 +12,9 @@ import pytest
 from dualpath.errors import CapacityError
 from dualpath.kv import QUANTISED, KVLayout
 from dualpath.path import DualPath, PathConfig, Scheme
-from dualpath.path.dualpath import scratch_bytes
 from dualpath.path.explain import explain
 from dualpath.path.fill import block_bytes
+from dualpath.path.staging import scratch_bytes
 from dualpath.testing.pool import LocalNodes
 
 from .test_dualpath import connect

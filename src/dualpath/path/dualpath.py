@@ -7,36 +7,31 @@ as well (write-through), so that giving one up locally costs nothing but a later
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import replace
 from types import TracebackType
 from typing import IO, TYPE_CHECKING
 
 from dualpath.directory import Directory, MemoryDirectory
 from dualpath.errors import CapacityError, UsageError
-from dualpath.kv.layout import LayerKind
 from dualpath.path.arena import Budget, LocalArena
 from dualpath.path.attach import attach
 from dualpath.path.auto import Auto
-from dualpath.path.call_reader import BaselineReader, CallReader
 from dualpath.path.config import PathConfig, Scheme
 from dualpath.path.fill import decode_block, fill_random, read_block
-from dualpath.path.growth import Fill, Growth, grow
+from dualpath.path.growth import Growth, grow
 from dualpath.path.metrics import PathMetrics
 from dualpath.path.plan import take_remote
-from dualpath.path.prefetch_reader import PrefetchReader
 from dualpath.path.publisher import Publisher
-from dualpath.path.reader import MappedReader, NoReader, Reader
+from dualpath.path.reader import NoReader, Reader
+from dualpath.path.readers import make_reader
 from dualpath.path.reduce import Reducer
 from dualpath.path.residency import HotRegion
-from dualpath.path.sequences import Block, Part, Sequence, SequenceId, next_id
+from dualpath.path.sequences import Block, Part, Sequence, SequenceId
+from dualpath.path.staging import Staging, scratch_bytes
 from dualpath.path.step import Step
-from dualpath.path.window import DECODE, PREFILL
 from dualpath.path.writer import Writer
 from dualpath.units import format_bytes
-from dualpath.wire.messages import Lane
 
 if TYPE_CHECKING:
     from dualpath.kv.layout import KVLayout
@@ -77,7 +72,9 @@ class DualPath:
             self.auto = Auto([node.name for node in pool.nodes], self.metrics, config.threads)
             self.divide = self.auto.divide
         if pool is not None and not local:
-            self.reader = self._make_reader(pool)
+            if config.trace:
+                self._trace = open(config.trace, "a", encoding="utf-8")  # noqa: SIM115 - `close` closes it
+            self.reader = make_reader(pool, layout, config, self.arena, self.metrics, auto=self.auto, trace=self._trace)
             self.publisher = Publisher(directory or MemoryDirectory(), pool, len(layout.groups))
             self.writer = Writer(
                 pool,
@@ -92,6 +89,7 @@ class DualPath:
         self._sequences: dict[SequenceId, Sequence] = {}
         self._ids = itertools.count(1)
         self._hot = HotRegion(self.arena, layout)
+        self._staging = Staging(layout, self.arena, self._hot, self.writer, self.publisher, self._copy)
         self._step: Step | None = None
 
     def __enter__(self) -> DualPath:
@@ -140,7 +138,7 @@ class DualPath:
         del self._sequences[sequence]
         if self.reducer is not None:
             self.reducer.forget(sequence)
-        self._release(found.blocks)
+        self._staging.release(found.blocks)
         if self.publisher is not None:
             self.publisher.ended(sequence)
 
@@ -158,7 +156,7 @@ class DualPath:
             gone.insert(0, keep[-1])
             keep[-1] = opened
         found.blocks, found.tokens = keep, found.tokens[:length]
-        self._release(gone)
+        self._staging.release(gone)
 
     def fill_random(
         self,
@@ -235,7 +233,7 @@ class DualPath:
             growths.append(grow(found, count, tokens, row, self.layout.block_tokens, len(self.layout.groups)))
             row += count
         try:
-            self._prepare(growths, store=store)
+            self._staging.prepare(growths, store=store)
             step = Step(self, growths)
             step.start()
         except BaseException:
@@ -246,45 +244,14 @@ class DualPath:
 
     def commit_step(self, growths: list[Growth]) -> None:
         """Make growths real. `Step.commit` calls this."""
-        sealed = [fill for growth in growths for fill in growth.fills if fill.sealing is not None]
-        if self.writer is not None:
-            self.writer.commit([fill.sealing for fill in sealed if fill.sealing is not None])
-        if self.publisher is not None:
-            for growth in growths:
-                for fill in growth.full(self.layout.block_tokens)[-1:]:
-                    if fill.sealing is not None:
-                        end = fill.block.position + fill.tokens
-                        self.publisher.grown(growth.sequence.id, end, fill.sealing.id)
-        for growth in growths:
-            sequence = growth.sequence
-            if growth.replaced is not None:
-                sequence.blocks.pop()
-                self._release([growth.replaced])
-                sequence.blocks.append(growth.fills[0].block)
-            for fill in growth.fills:
-                if fill.fresh and fill.block is not (sequence.blocks[-1] if sequence.blocks else None):
-                    sequence.blocks.append(fill.block)
-                fill.block.length = fill.tokens
-            if growth.tokens is None:
-                sequence.known = False
-            else:
-                sequence.tokens += growth.tokens
-            for fill in growth.full(self.layout.block_tokens):
-                self._seal(growth, fill)
-            self._drop_unseen(sequence)
+        self._staging.commit(growths)
         if self.auto is not None and self.reducer is not None:
             self.auto.committed(self.reducer.answers)
         self._finish()
 
     def abort_step(self, growths: list[Growth]) -> None:
         """Undo growths. `Step.abort` calls this."""
-        fills = [fill for growth in growths for fill in growth.fills]
-        if self.writer is not None:
-            self.writer.abort([fill.sealing for fill in fills if fill.sealing is not None])
-        for fill in fills:
-            self._hot.discard_kept(fill)
-            if fill.fresh:
-                self._hot.free(fill.block)
+        self._staging.abort(growths)
         self._finish()
 
     def close(self) -> None:
@@ -302,101 +269,7 @@ class DualPath:
         self.metrics.steps += 1
         self.metrics.peak_local_bytes = self.arena.peak_bytes
 
-    # --- preparing a step --------------------------------------------------------------------------------------
-
-    def _prepare(self, growths: list[Growth], *, store: bool) -> None:
-        copied: Counter[int] = Counter()
-        for growth in growths:
-            self._own_tail(growth, copied)
-        fresh = [
-            fill for growth in growths for fill in growth.fills if fill.fresh and fill.block.parts[0].local is None
-        ]
-        full = [fill for growth in growths for fill in growth.full(self.layout.block_tokens)]
-        spare = self._largest if any(growth.sequence.blocks for growth in growths) else 0
-        window = (self.arena.limit(Budget.WINDOW) - spare) // self._scratch
-        scratch_allowed = self.writer is not None or bool(self.layout.kv_dtype)
-        self._hot.allocate_fresh(fresh, {id(fill) for fill in full}, scratch=window if scratch_allowed else None)
-        if self.layout.kv_dtype:
-            self._hot.allocate_kept(full, required=self.writer is None)
-        scratch = sum(fill.scratch or bool(self.layout.kv_dtype and not fill.kept) for fill in full)
-        if scratch > window:
-            raise CapacityError(
-                f"{sum(growth.count for growth in growths)} tokens at once need {scratch} layer blocks of scratch, "
-                f"and the window holds {window}",
-                hint="use smaller prompt chunks (generate: prefill_chunk_size), or a larger window or hot region",
-            )
-        if store:
-            self._reserve_at_nodes(growths)
-
-    def _own_tail(self, growth: Growth, copied: Counter[int]) -> None:
-        """A tail that is shared with a fork is copied before it is written; the last of its owners may keep it."""
-        if not growth.fills or growth.fills[0].fresh:
-            return
-        fill = growth.fills[0]
-        if fill.block.owners - copied[fill.block.serial] == 1:
-            return
-        copied[fill.block.serial] += 1
-        copy = self._copy(fill.block, fill.block.length)
-        growth.replaced = fill.block
-        growth.fills[0] = Fill(copy, fill.offset, fill.row, fill.count, fresh=True)
-
-    def _reserve_at_nodes(self, growths: list[Growth]) -> None:
-        if self.writer is None:
-            return
-        wanted, fills = [], []
-        for growth in growths:
-            parent = growth.sequence.last_id
-            for fill in growth.full(self.layout.block_tokens):
-                parent = next_id(parent, growth.block_tokens_ids(fill), self.layout.fingerprint)
-                wanted.append((parent, fill.tokens, fill.block.position // self.layout.block_tokens))
-                fills.append(fill)
-        if not wanted:
-            return
-        for fill, sealing in zip(fills, self.writer.prepare(wanted), strict=True):
-            fill.sealing = sealing
-
     # --- blocks ------------------------------------------------------------------------------------------------
-
-    def _seal(self, growth: Growth, fill: Fill) -> None:
-        block = fill.block
-        self._hot.keep(fill)
-        if fill.sealing is None:
-            previous = growth.sequence.blocks[growth.sequence.blocks.index(block) - 1] if block.position else None
-            block.id = next_id(
-                None if previous is None else previous.id, growth.block_tokens_ids(fill), self.layout.fingerprint
-            )
-            return
-        block.id = fill.sealing.id
-        for part, refs in zip(block.parts, fill.sealing.refs, strict=True):
-            part.node, part.refs = fill.sealing.node, list(refs)
-        self._hot.may_evict(block)
-
-    def _drop_unseen(self, sequence: Sequence) -> None:
-        """Give up what has left every sliding window for good (with a block to spare, for a short crop)."""
-        length, spare = sequence.length, self.layout.block_tokens
-        for index, group in enumerate(self.layout.groups):
-            if group.kind is not LayerKind.SLIDING:
-                continue
-            for block in sequence.blocks:
-                if block.end + spare > length - group.window:
-                    break
-                part = block.parts[index]
-                if part.dropped or block.owners > 1 or block.id is None:
-                    continue
-                self._hot.free_group(block, index)
-                if self.writer is not None and part.refs is not None:
-                    self.writer.drop([(part.node, block.id)], [index])
-                part.refs, part.dropped = None, True
-
-    def _release(self, blocks: Seq[Block]) -> None:
-        gone = []
-        for block in blocks:
-            block.owners -= 1
-            if block.owners == 0:
-                gone.append(block)
-                self._hot.free(block)
-        if self.writer is not None:
-            self.writer.drop([(block.parts[0].node, block.id) for block in gone if block.id is not None])
 
     def _copy(self, block: Block, length: int) -> Block:
         """Return an open copy of a block's first `length` tokens."""
@@ -432,39 +305,6 @@ class DualPath:
         if found is None:
             raise UsageError(f"no such sequence: {sequence}")
         return found
-
-    def _make_reader(self, pool: Pool) -> Reader:
-        deadline_s = self.config.deadline_s
-        if self.config.scheme is Scheme.BASELINE:
-            return BaselineReader(pool, self.arena, self.metrics, deadline_s)
-        if self.config.scheme is Scheme.SINGLE:
-            return CallReader(pool, self.arena, self.metrics, deadline_s)
-        if self.config.scheme is Scheme.MAPPED:
-            return MappedReader(pool, self.arena)
-        if self.config.trace:
-            self._trace = open(self.config.trace, "a", encoding="utf-8")  # noqa: SIM115 - `close` closes it
-        policies = (DECODE, PREFILL)
-        if self.config.one_lane:
-            policies = (replace(DECODE, lane=Lane.BULK), replace(PREFILL, lane=Lane.BULK))
-        reader = PrefetchReader(
-            pool,
-            self.arena,
-            self.layout,
-            self.metrics,
-            deadline_s,
-            policies=policies,
-            ahead=self.config.ahead,
-            trace=self._trace,
-        )
-        if self.auto is not None:
-            reader.watch = self.auto.watch
-        return reader
-
-
-def scratch_bytes(layout: KVLayout) -> int:
-    """Return the window bytes of one layer of a block in scratch: as an open block, and quantised beside it."""
-    largest = max(layout.open.layer_block_bytes(group) for group in layout.groups)
-    return largest + (max(layout.layer_block_bytes(group) for group in layout.groups) if layout.kv_dtype else 0)
 
 
 def _require_room(layout: KVLayout, config: PathConfig, largest: int) -> None:
