@@ -6,7 +6,7 @@ import re
 
 from dualpath.errors import UsageError
 
-_BINARY = ("B", "KiB", "MiB", "GiB", "TiB")
+_BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _SCALE = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", start=1):
     _SCALE[f"{_letter}ib"] = 1024**_power
@@ -33,5 +33,9 @@ def format_bytes(count: float) -> str:
     value, unit = float(count), 0
     while abs(value) >= 1024 and unit < len(_BINARY) - 1:
         value, unit = value / 1024, unit + 1
-    digits = f"{value:.0f}" if unit == 0 or abs(value) >= 999.5 else f"{value:.3g}"
-    return f"{digits} {_BINARY[unit]}"
+    return f"{value:.0f} B" if unit == 0 else f"{three_digits(value)} {_BINARY[unit]}"
+
+
+def three_digits(value: float) -> str:
+    """Return `value` with three digits, or all of its whole part where that has more: `1.37`, `55`, `1020`."""
+    return f"{value:.0f}" if abs(value) >= 999.5 else f"{value:.3g}"

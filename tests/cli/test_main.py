@@ -236,6 +236,12 @@ def test_a_full_disk_is_one_line_and_a_hint() -> None:
     assert done.stderr == "error: cannot write: No space left on device\nhint: make room, or write elsewhere\n"
 
 
+def test_a_stdout_that_was_closed_before_the_start_is_no_bug() -> None:
+    line = f"exec {sys.executable} -m dualpath version --json >&-"
+    done = subprocess.run(["/bin/sh", "-c", line], stderr=subprocess.PIPE, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_broken_socket_is_not_taken_for_a_broken_stdout(
     run: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ import pytest
 import typer
 
 from dualpath.cli import output
-from dualpath.errors import UsageError
+from dualpath.errors import HostError, UsageError
 
 
 class Row(msgspec.Struct):
@@ -189,3 +189,27 @@ def test_addresses(text: str, address: tuple[str, int]) -> None:
 def test_bad_addresses(text: str) -> None:
     with pytest.raises(UsageError):
         output.host_port(text)
+
+
+def test_a_report_is_refused_where_none_can_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "page.html"
+    output.check_report(page)
+    output.write_report(page, "<p>ü</p>")
+    output.check_report(page)
+    assert page.read_text(encoding="utf-8") == "<p>ü</p>"
+    assert capsys.readouterr() == ("", f"report: {page}\n")
+    for place, words in ((tmp_path, "cannot write"), (tmp_path / "no" / "x.html", "no such folder")):
+        with pytest.raises(UsageError, match=words):
+            output.check_report(place)
+
+
+def test_a_full_disk_under_a_report_is_the_hosts_fault() -> None:
+    with pytest.raises(HostError, match="No space left"):
+        output.write_report(Path("/dev/full"), "page")
+
+
+def test_text_is_as_wide_as_the_terminal_but_no_wider_than_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    assert output.text_width(100) == 100
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert (output.text_width(100), output.text_width(50)) == (60, 50)

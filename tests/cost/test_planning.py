@@ -64,6 +64,14 @@ def test_queries_and_partials() -> None:
     assert kv.attention_flop(shape(group()), 10) == 2 * 2 * 32 * 256 * 10
 
 
+def test_a_prompt_sees_half_of_itself_and_expands_latent_layers() -> None:
+    assert kv.prompt_attention_flop(shape(group()), 1000) == 1000 * 2 * 2 * 32 * 256 * 500
+    latent = group(LayerKind.LATENT, kv_heads=1)
+    mixed = shape(group(layers=1), latent, expanded_dim=80)
+    assert kv.prompt_attention_flop(mixed, 1000) == 1000 * 500 * 2 * 32 * (1 * 256 + 2 * 80)
+    assert kv.attention_flop(mixed, 10) == kv.attention_flop(shape(group(layers=1), latent), 10)
+
+
 def test_experts_woken_by_a_batch() -> None:
     assert compute.expected_experts(8, 2, 1) == pytest.approx(2)
     assert compute.expected_experts(8, 2, 2) == pytest.approx(3.5)  # 8 x (1 - 0.75^2)
@@ -129,11 +137,9 @@ def test_every_bottleneck_has_words() -> None:
 
 
 def test_partials_share_the_receivers_links() -> None:
-    few = tpot.exchange_s(
-        query_bytes=1e6, partial_bytes=1e6, nodes=1, sender_bytes_per_s=50e9, receiver_bytes_per_s=100e9
-    )
-    many = tpot.exchange_s(
-        query_bytes=1e6, partial_bytes=1e6, nodes=10, sender_bytes_per_s=50e9, receiver_bytes_per_s=100e9
+    few, many = (
+        tpot.exchange_s(node_bytes=2e6, nodes=nodes, sender_bytes_per_s=50e9, receiver_bytes_per_s=100e9)
+        for nodes in (1, 10)
     )
     assert (few, many) == (2e6 / 50e9, 2e6 / 10e9)
 

@@ -91,6 +91,8 @@ def test_rows_that_are_not_simulated_are_left_out() -> None:
         ([], "not what `dualpath run --json` prints"),
         (run(), "no scheme to check"),
         ({**run(fetch=1.0), "schemes": []}, "no row local"),
+        ({**run(fetch=1.0), "prompt": {"tokens": float("inf")}}, "not what"),
+        ({**run(fetch=1.0), "schemes": [*run(fetch=1.0)["schemes"], {"scheme": "auto", "choice": [1]}]}, "not what"),
         ({**run(fetch=1.0), "settings": {"nodes": 0, "pool": ""}}, "not what"),
     ],
 )

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from dualpath.errors import UnknownModelError, UsageError
 from dualpath.kv.layout import LayerKind
 from dualpath.plan.catalogue import entry, names
-from dualpath.plan.model import ModelSpec, bare, bare_latent, from_config, load_model
+from dualpath.plan.model import ModelSpec, bare, bare_latent, from_config, load_config, load_model
 
 KIB = 1024
 
@@ -169,12 +169,35 @@ def test_a_folder_and_its_index_of_shards(tmp_path: Path) -> None:
     assert load_model(str(folder / "config.json")).groups == load_model("llama-3.1-8b").groups
 
 
-@pytest.mark.parametrize("text", ["[1]", "not json", ""])
+@pytest.mark.parametrize("text", ["[1]", "not json", "", "[" * 100_000, '{"hidden_size": ' + "9" * 5000 + "}"])
 def test_a_file_that_is_no_config(tmp_path: Path, text: str) -> None:
     path = tmp_path / "config.json"
     path.write_text(text)
     with pytest.raises(UsageError, match=r"not a config\.json"):
         load_model(str(path))
+
+
+@pytest.mark.parametrize("path", ["nowhere.json", "./nowhere", "/nowhere/config.json", ".", "x/" + "a" * 300 + ".json"])
+def test_a_path_that_holds_no_config_is_not_taken_for_a_name(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for load in (load_model, load_config):
+        with pytest.raises(UsageError, match="no such file") as caught:
+            load(path)
+        assert "config.json" in caught.value.hint
+
+
+def test_a_config_is_a_path_whatever_it_is_called() -> None:
+    with pytest.raises(UsageError, match="no such file: Phi-4"):
+        load_config("Phi-4")
+
+
+def test_a_hub_id_is_a_name() -> None:
+    assert load_model("meta-llama/llama-3.1-8b") == load_model("Llama-3.1-8B")
+    with pytest.raises(UnknownModelError) as caught:
+        load_model("Qwen/Qwen2.5-7B-Instruct")
+    assert "Qwen2.5-7B" in caught.value.hint
 
 
 def test_an_unknown_name_gets_close_matches() -> None:
@@ -189,6 +212,8 @@ REFUSED = {
     "no vocabulary": ({"vocab_size": 0}, "vocab_size is 0"),
     "a width that is a word": ({"intermediate_size": "wide"}, "intermediate_size is 'wide'"),
     "no width": ({"intermediate_size": None}, "does not say intermediate_size"),
+    "more parameters than there are": ({"hidden_size": 10**30}, "parameters"),
+    "heads of a million million": ({"head_dim": 10**12}, "parameters"),
     "a million layers": ({"num_hidden_layers": 1_000_000}, "1000000 layers"),
     "an architecture that is not known": ({"model_type": "rwkv7"}, "'rwkv7' is not known"),
     "weights in a format that is not known": ({"quantization_config": {"quant_method": "exl3"}}, "'exl3'"),

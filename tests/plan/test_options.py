@@ -18,15 +18,17 @@ from dualpath.plan.options import (
     ModelOptions,
     NetworkOptions,
     PlanOptions,
+    PriceOptions,
     WorkloadOptions,
     merge,
     parse_file,
     said,
 )
-from dualpath.plan.quantities import gbit_per_s, gbyte_per_s, parse_seconds, parse_tokens, seconds
+from dualpath.plan.quantities import gbit_per_s, gbyte_per_s, parse_seconds, parse_tokens, plural, seconds
 from dualpath.plan.resolve import deployment
 from dualpath.plan.simulate import simulate
 from dualpath.plan.sweeping import parse_sweep
+from dualpath.units import format_bytes
 
 from .conftest import Make, options
 
@@ -74,6 +76,14 @@ def test_a_flag_goes_before_the_file() -> None:
     both = merge(PlanOptions(workload=WorkloadOptions(context="8K")), parse_file(FILE))
     assert (both.workload.context, both.workload.concurrency) == ("8K", 4)
     assert "workload.context" in set(said(both))
+
+
+def test_a_flag_goes_before_the_file_where_it_says_the_default_too() -> None:
+    file = parse_file("[prices]\nlifetime_years = 8\n[compute]\ngpu = 'A100'")
+    both = merge(PlanOptions(prices=PriceOptions(lifetime_years=4)), file)
+    assert (both.prices.lifetime_years, both.compute.gpu) == (4, "A100")
+    assert deployment(merge(shape(), file)).prices.lifetime_years == 8
+    assert deployment(shape()).prices.lifetime_years == 4
 
 
 @pytest.mark.parametrize(
@@ -134,6 +144,8 @@ def test_impossible_shapes_are_questioned(changes: dict[str, int | float | str],
         ({"nic": "400GB/s"}, "400GB/s"),
         ({"target": 0}, "target"),
         ({"target": math.nan}, "target"),
+        ({"target": 1e300}, "target"),
+        ({"target": 1e-300}, "target"),
         ({"context": 0}, "context"),
         ({"context": "1e400"}, "tokens"),
         ({"concurrency": 0}, "0 sequences"),
@@ -156,6 +168,12 @@ def test_what_makes_no_sense_is_questioned(make: Make, values: dict[str, object]
 def test_a_context_beyond_the_model_is_questioned() -> None:
     with pytest.raises(UsageError, match="at most 131,072"):
         deployment(PlanOptions(model=ModelOptions(name="llama-3.1-8b"), workload=WorkloadOptions(context="256K")))
+
+
+def test_the_default_context_is_no_longer_than_the_models() -> None:
+    assert deployment(PlanOptions(model=ModelOptions(name="phi-4"))).workload.context == 16_384
+    assert deployment(PlanOptions(model=ModelOptions(name="llama-3.1-8b"))).workload.context == 131_072
+    assert deployment(PlanOptions(model=ModelOptions(name="qwen3-next-80b-a3b"))).workload.context == 131_072
 
 
 @pytest.mark.parametrize(("nic", "origin"), [("connectx-7", "nominal"), ("400G", "given"), (None, None)])
@@ -190,6 +208,10 @@ def test_words_for_numbers() -> None:
     assert [seconds(value) for value in (1.374, 0.0454, 16e-6, 9000)] == ["1.37 s", "45.4 ms", "16 us", "2.5 h"]
     assert (gbyte_per_s(6.4e9), gbit_per_s(6.4e9)) == ("6.4 GB/s", "51.2 Gbit/s")
     assert (gbyte_per_s(1.374e12), gbyte_per_s(1e7)) == ("1.37 TB/s", "10 MB/s")
+    assert [seconds(value) for value in (0.9997, 1e8)] == ["1000 ms", "27778 h"]  # no exponents
+    assert (gbyte_per_s(999.7e9), gbit_per_s(3e14)) == ("1000 GB/s", "2400 Tbit/s")
+    assert [format_bytes(float(size)) for size in (1020 << 10, 5000 << 40)] == ["1020 KiB", "4.88 PiB"]
+    assert [plural(count, "node") for count in (1, 2, 1000)] == ["1 node", "2 nodes", "1,000 nodes"]
 
 
 def test_sweeps_double_and_end_where_they_are_told(make: Make) -> None:

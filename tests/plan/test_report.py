@@ -8,7 +8,9 @@ import re
 import msgspec
 import pytest
 
+from dualpath.plan.options import ModelOptions, PlanOptions
 from dualpath.plan.report import render
+from dualpath.plan.resolve import deployment
 from dualpath.plan.result import Plan
 from dualpath.plan.simulate import simulate, sweep
 from dualpath.plan.tables import WIDTH, tables, text
@@ -56,6 +58,23 @@ def test_text_is_within_the_width(make: Make, values: dict[str, int]) -> None:
     lines = text(found).splitlines()
     assert max(len(line) for line in lines if "://" not in line) <= WIDTH
     assert all(line == line.rstrip() for line in lines)
+
+
+@pytest.mark.parametrize("width", [50, 60, 80])
+def test_a_narrow_terminal_gets_lists_instead_of_broken_rows(make: Make, width: int) -> None:
+    d = make(concurrency=8)
+    wide, narrow = (text(simulate(d), width=columns) for columns in (WIDTH, width))
+    lines = narrow.splitlines()
+    assert max(len(line) for line in lines if "://" not in line) <= width
+    assert all(line == line.rstrip() for line in lines)
+    missing = set(re.findall(r"[\w.*]+", wide)) - set(re.findall(r"[\w.*]+", narrow))
+    assert not missing - {"decimal", "plan", "input"}  # headings of columns of names
+
+
+def test_an_index_is_named_beside_the_kv_it_is_part_of() -> None:
+    sparse = simulate(deployment(PlanOptions(model=ModelOptions(name="deepseek-v3.2"))))
+    assert sparse.kv.bytes_per_token == 61 * (1152 + 132)
+    assert "76.5 KiB by token, 7.86 KiB of it index;" in text(sparse)
 
 
 def test_text_says_verdict_schemes_and_units(plan: Plan) -> None:

@@ -13,6 +13,7 @@ from dualpath.cost.tpot import Scheme
 from dualpath.errors import CapacityError
 from dualpath.plan.inputs import Prices
 from dualpath.plan.model import Experts
+from dualpath.plan.options import ComputeOptions, ModelOptions, PlanOptions
 from dualpath.plan.resolve import deployment
 from dualpath.plan.result import Plan, SchemeRow
 from dualpath.plan.simulate import simulate, sweep
@@ -57,6 +58,22 @@ def test_a_cold_prompt_and_one_that_lies_in_the_pool(make: Make) -> None:
     assert row(plan, Scheme.REDUCE).resume_s < row(plan, Scheme.SHARDED).resume_s / 10
 
 
+def test_a_short_prompt_takes_what_reading_the_weights_takes(make: Make) -> None:
+    plan = simulate(make(context=100, concurrency=1))
+    assert row(plan, Scheme.ALL_LOCAL).ttft_s == pytest.approx(16e9 / 3.35e12, rel=1e-3)
+    chunks = simulate(make(context=1000, concurrency=1, chunk=10))
+    assert row(chunks, Scheme.ALL_LOCAL).ttft_s == pytest.approx(100 * 16e9 / 3.35e12, rel=1e-2)
+
+
+def test_a_prompt_of_latent_attention_is_computed_with_kv_expanded() -> None:
+    """61 layers of 128 heads: 128 + 64 elements of q·k and 128 of p·v, where decoding takes 576 and 512."""
+    values = PlanOptions(model=ModelOptions(name="deepseek-v3"), compute=ComputeOptions(gpu="h200", gpus=8))
+    d = deployment(values)
+    attention = 131_072 * 65_536 * 61 * 128 * 2 * (128 + 64 + 128)
+    linear = 2 * d.model.active_parameters * 131_072
+    assert row(simulate(d), Scheme.ALL_LOCAL).ttft_s == pytest.approx((attention + linear) / (8 * 989.4e12))
+
+
 def test_more_senders_do_not_help_one_receiver(make: Make) -> None:
     few, many = (simulate(make(nodes=nodes, hot="0GiB")) for nodes in (1, 32))
     assert row(few, Scheme.SHARDED).tpot_s == row(many, Scheme.SHARDED).tpot_s
@@ -80,6 +97,8 @@ def test_nics_needed_bring_the_bytes_in_time(make: Make) -> None:
     base = {"concurrency": 4, "context": "64K", "hot": "24GiB", "gpus": 4, "nodes": 8}  # 8 GiB in 0.1 s: 85.9 GB/s
     assert row(simulate(make(**base, nics=1)), Scheme.SHARDED).nics_needed == 2
     assert row(simulate(make(**base, nics=2)), Scheme.SHARDED).meets_target
+    assert row(simulate(make(**base, nics=1)), Scheme.FETCH).nics_needed is None  # its one sender has 50 GB/s
+    assert row(simulate(make(**base | {"nodes": 1}, nics=1)), Scheme.SHARDED).nics_needed is None
 
 
 def test_no_number_of_nics_helps_where_pcie_is_too_slow(make: Make) -> None:

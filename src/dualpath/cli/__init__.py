@@ -73,6 +73,8 @@ def main(args: Sequence[str] | None = None) -> int:
     if words == ["--version"]:
         words = ["version"]
     command = words[0]  # parsing empties the list
+    if sys.stdout is None:  # closed before the start
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for the life of the process
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _terminate)
     try:

@@ -10,14 +10,17 @@ Colour follows the terminal and `NO_COLOR`. Without a terminal a progress bar be
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import typer
 
-from dualpath.errors import UsageError
+from dualpath.errors import HostError, UsageError
 from dualpath.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
@@ -60,6 +63,29 @@ def emit(as_json: bool, value: T, render: Callable[[T], None]) -> None:
     encoded = msgspec.json.encode(value, enc_hook=_plain_value)
     sys.stdout.write(msgspec.json.format(encoded, indent=2).decode() + "\n")
     sys.stdout.flush()
+
+
+def text_width(most: int) -> int:
+    """Return the columns of the terminal on stdout, `most` at most; without a terminal `most`."""
+    return min(most, shutil.get_terminal_size().columns) if sys.stdout.isatty() else most
+
+
+def check_report(path: Path) -> None:
+    """Raise `UsageError` for a place where nothing can be written, before work is spent on what would go there."""
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise UsageError(f"no such folder: {folder}", hint="check --report")
+    if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
+        raise UsageError(f"cannot write a report to {path}", hint="give --report a file that can be written")
+
+
+def write_report(path: Path, page: str) -> None:
+    """Write a page where `--report` says, and say so on stderr. Raises `HostError`."""
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise HostError(f"cannot write {path}: {error.strerror}", hint="give --report another place") from error
+    say(f"report: {path}")
 
 
 def _plain_value(value: object) -> object:

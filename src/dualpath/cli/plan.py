@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dualpath.cli.output import emit, say
-from dualpath.errors import HostError, UsageError
+from dualpath.cli.output import check_report, emit, text_width, write_report
+from dualpath.errors import UsageError
 
 if TYPE_CHECKING:
     from dualpath.plan.check import CheckReport, Fabric
@@ -93,7 +92,6 @@ def plan_command(
         dualpath plan --file plan.toml --measured raw.json --json
         dualpath plan --check run.json --raw raw.json
     """
-    from dualpath.plan.inputs import Prices
     from dualpath.plan.options import (
         ComputeOptions,
         MeasuredOptions,
@@ -101,6 +99,7 @@ def plan_command(
         NetworkOptions,
         PlanOptions,
         PoolOptions,
+        PriceOptions,
         WorkloadOptions,
     )
 
@@ -120,9 +119,9 @@ def plan_command(
             nodes=nodes, memory=node_memory, nics=node_nics, bandwidth=pool_bandwidth, flops=pool_flops
         ),
         measured=MeasuredOptions(raw=measured, compute=measured_compute, local=measured_local),
-        prices=Prices(
+        prices=PriceOptions(
             gpu=price_gpu, node=price_node, nic=price_nic, dram_gib=price_dram, gpu_hour=gpu_hour, node_hour=node_hour,
-            **({} if lifetime is None else {"lifetime_years": lifetime}),
+            lifetime_years=lifetime,
         ),
     )  # fmt: skip
     if check:
@@ -141,7 +140,7 @@ def _plan(options: PlanOptions, file: Path | None, sweep: str, report: Path | No
     from dualpath.plan.simulate import simulate
 
     if report is not None:
-        _check_report(report)
+        check_report(report)
     if file is not None:
         options = merge(options, parse_file(_read(file).decode("utf-8", "replace")))
     found = deployment(options, raw=None if options.measured.raw is None else _raw(Path(options.measured.raw)))
@@ -150,7 +149,9 @@ def _plan(options: PlanOptions, file: Path | None, sweep: str, report: Path | No
         result = msgspec.structs.replace(result, sweep=_sweep(found, sweep))
     emit(as_json, result, _print_plan)
     if report is not None:
-        _write_report(report, result, _sweep(found, f"context={REPORT_SWEEP}", beyond=False))
+        from dualpath.plan.report import render
+
+        write_report(report, render(result, _sweep(found, f"context={REPORT_SWEEP}", beyond=False)))
 
 
 def _sweep(found: Deployment, text: str, *, beyond: bool = True) -> Sweep:
@@ -171,7 +172,7 @@ def _check(runs: list[Path], raw: Path | None, options: PlanOptions, as_json: bo
     for path in runs:
         try:
             found[str(path)] = msgspec.json.decode(_read(path))
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise UsageError(f"{path} is no JSON: {error}", hint="write it with `dualpath run --json`") from None
     report = check(found, fabric)
     emit(as_json, report, _print_check)
@@ -217,35 +218,16 @@ def _read(path: Path) -> bytes:
         raise UsageError(f"cannot read {path}: {error.strerror}", hint="check the path and its permissions") from None
 
 
-def _check_report(path: Path) -> None:
-    """Raise `UsageError` for a place where nothing can be written."""
-    folder = path.absolute().parent
-    if not folder.is_dir():
-        raise UsageError(f"no such folder: {folder}", hint="check --report")
-    if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
-        raise UsageError(f"cannot write a report to {path}", hint="give --report a file that can be written")
-
-
-def _write_report(path: Path, result: Plan, by_context: Sweep) -> None:
-    from dualpath.plan.report import render
-
-    try:
-        path.write_text(render(result, by_context), encoding="utf-8")
-    except OSError as error:
-        raise HostError(f"cannot write {path}: {error.strerror}", hint="give --report another place") from error
-    say(f"report: {path}")
-
-
 def _print_plan(result: Plan) -> None:
-    from dualpath.plan.tables import text
+    from dualpath.plan.tables import WIDTH, text
 
-    typer.echo(text(result))
+    typer.echo(text(result, width=text_width(WIDTH)))
 
 
 def _print_check(report: CheckReport) -> None:
     from dualpath.plan.check import TOLERANCE, table
-    from dualpath.plan.tables import as_text
+    from dualpath.plan.tables import WIDTH, as_text
 
-    typer.echo("\n".join(as_text(table(report))))
+    typer.echo("\n".join(as_text(table(report), width=text_width(WIDTH))))
     verdict = "all within" if report.ok else "not all within"
     typer.echo(f"largest error {report.largest_error:.0%}: {verdict} {TOLERANCE:.0%}")

@@ -12,8 +12,18 @@ from typing import Annotated, Any
 import typer
 
 from dualpath.cli.key import shared_key
-from dualpath.cli.output import ByteSize, ProgressBar, byte_size, emit, progress, say, stdout_console
-from dualpath.errors import HostError, UsageError
+from dualpath.cli.output import (
+    ByteSize,
+    ProgressBar,
+    byte_size,
+    check_report,
+    emit,
+    progress,
+    say,
+    stdout_console,
+    write_report,
+)
+from dualpath.errors import UsageError
 from dualpath.transport.rails import MAX_RAILS
 from dualpath.units import format_bytes
 
@@ -129,7 +139,7 @@ def run_command(
         emit(as_json, run_load(load, view=TerminalView()), print_load)
         return
     if report is not None:
-        _check_report(report)
+        check_report(report)
     schemes = tuple(word.strip() for word in scheme.split(",") if word.strip())
     if explain:
         require_auto(schemes)
@@ -164,7 +174,9 @@ def run_command(
     if explain and not as_json:
         print_choices(result)
     if report is not None:
-        _write_report(report, result)
+        from dualpath.bench.report import render
+
+        write_report(report, render(result))
     if not result["ok"]:
         raise typer.Exit(1)
 
@@ -194,25 +206,6 @@ class TerminalView:
 def _yield_idle_cores() -> None:
     """Let idle threads of the model sleep rather than spin: nodes may share the cores. Read when torch is loaded."""
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-
-
-def _check_report(path: Path) -> None:
-    """Raise `UsageError` for a place where nothing can be written, before minutes are spent on what would go there."""
-    folder = path.absolute().parent
-    if not folder.is_dir():
-        raise UsageError(f"no such folder: {folder}", hint="check --report")
-    if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
-        raise UsageError(f"cannot write a report to {path}", hint="give --report a file that can be written")
-
-
-def _write_report(path: Path, result: dict[str, Any]) -> None:
-    from dualpath.bench.report import render
-
-    try:
-        path.write_text(render(result), encoding="utf-8")
-    except OSError as error:
-        raise HostError(f"cannot write {path}: {error.strerror}", hint="give --report another place") from error
-    say(f"report: {path}")
 
 
 def print_result(result: dict[str, Any]) -> None:

@@ -34,9 +34,9 @@ def linear_flop(active_parameters: float, tokens: float) -> float:
     return 2 * active_parameters * tokens
 
 
-def prefill_s(*, linear_flop: float, attention_flop: float, flop_per_s: float) -> float:
-    """Return the time to compute a prompt that is bound by arithmetic."""
-    return (linear_flop + attention_flop) / flop_per_s
+def prefill_s(*, outside_s: float, attention_flop: float, flop_per_s: float) -> float:
+    """Return the time to compute a prompt: outside attention over all its chunks, and attention bound by arithmetic."""
+    return outside_s + attention_flop / flop_per_s
 
 
 def reread_in_chunks_bytes(context_bytes: float, context: int, chunk_tokens: int) -> float:

@@ -31,7 +31,8 @@ class KVShape(msgspec.Struct, frozen=True, kw_only=True):
 
     `groups` are the layers that keep KV by token, `dtype` the stored type (one of `ELEMENT_BYTES`), `state_bytes` the
     recurrent state of one sequence over all layers. With sparse attention a query reads the `index_bytes_per_token`
-    of every token (over all layers) and then the KV of `index_top_k` tokens only; 0 means it reads all.
+    of every token (over all layers) and then the KV of `index_top_k` tokens only; 0 means it reads all. `expanded_dim`
+    is a latent layer's width of q·k and p·v by head where its KV is expanded, as for prompts; 0: as it is stored.
     """
 
     groups: tuple[LayerGroup, ...]
@@ -39,6 +40,7 @@ class KVShape(msgspec.Struct, frozen=True, kw_only=True):
     state_bytes: int = 0
     index_bytes_per_token: int = 0
     index_top_k: int = 0
+    expanded_dim: int = 0
     scale_tokens: int = 256
 
 
@@ -83,6 +85,22 @@ def attention_flop(shape: KVShape, context: int) -> int:
         2 * len(group.layers) * group.query_heads * (group.head_dim + group.value_dim) * visible_tokens(group, seen)
         for group in shape.groups
     )
+
+
+def prompt_attention_flop(shape: KVShape, context: int) -> int:
+    """Return the FLOP of attention over a prompt of `context` tokens, which see half as many each on the mean.
+
+    Latent layers expand their KV for it where `expanded_dim` says how wide: that is less arithmetic.
+    """
+    groups = shape.groups
+    if shape.expanded_dim:
+        groups = tuple(
+            msgspec.structs.replace(group, head_dim=shape.expanded_dim, value_dim=0)
+            if group.kind is LayerKind.LATENT
+            else group
+            for group in groups
+        )
+    return context * attention_flop(msgspec.structs.replace(shape, groups=groups), context // 2)
 
 
 def query_bytes(shape: KVShape) -> int:

@@ -88,15 +88,13 @@ def spread(total_bytes: float, nodes: int) -> tuple[float, ...]:
     return (total_bytes / nodes,) * nodes if total_bytes > 0 else ()
 
 
-def exchange_s(
-    *, query_bytes: float, partial_bytes: float, nodes: int, sender_bytes_per_s: float, receiver_bytes_per_s: float
-) -> float:
+def exchange_s(*, node_bytes: float, nodes: int, sender_bytes_per_s: float, receiver_bytes_per_s: float) -> float:
     """Return the time on the wire of one layer's queries and partials, asked of all `nodes` at once.
 
-    `query_bytes` and `partial_bytes` are one node's, of the whole batch. A node has its own link; this host's links are
+    `node_bytes` are one node's queries and partials, of the whole batch. A node has its own link; this host's links are
     shared by all of them.
     """
-    return (query_bytes + partial_bytes) / min(sender_bytes_per_s, receiver_bytes_per_s / nodes)
+    return node_bytes / min(sender_bytes_per_s, receiver_bytes_per_s / nodes)
 
 
 def _named(load: StepLoad, split: Split) -> SchemeTime:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from dualpath.kv.layout import LayerKind
 from dualpath.plan.inputs import Deployment, Origin
 from dualpath.plan.quantities import gbit_per_s, gbyte_per_s, seconds
 from dualpath.plan.result import InputRow
@@ -48,7 +49,8 @@ def assumptions(d: Deployment) -> tuple[str, ...]:
         "Weights, KV and work are divided evenly among the GPUs, at no cost of their own.",
         "Every step reads all KV that its attention sees, local KV in the proportion in which it is held.",
         "Buffers, graphs and fragmentation take 10 % of HBM; the window up to 1/8 of what is left for KV.",
-        "TTFT is one prompt on idle GPUs, bound by arithmetic at peak or by writing and re-reading its remote KV.",
+        "TTFT is one prompt on idle GPUs: arithmetic at peak or reading the weights for each chunk, or writing and "
+        "re-reading its remote KV.",
         "Costs are for machines that are never idle; power, space, switches and people are left out.",
     )
     here = []
@@ -56,6 +58,8 @@ def assumptions(d: Deployment) -> tuple[str, ...]:
         here.append("The model's parameters are not known: its weights take no memory here, and no time.")
     if math.isinf(d.pool.flop_per_s):
         here.append("Nodes are bound by memory alone; for MLA models on CPU nodes give --pool-flops.")
+    if not d.shape.expanded_dim and any(group.kind is LayerKind.LATENT for group in d.shape.groups):
+        here.append("Prompts compute latent attention in its absorbed form, as decoding does.")
     if d.model.experts is not None:
         here.append("Tokens choose experts evenly and independently.")
     return (*always, *here, *d.notes)

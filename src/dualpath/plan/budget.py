@@ -35,21 +35,30 @@ def activation_bytes(d: Deployment) -> int:
 
 def compute_s(d: Deployment) -> float:
     """Return the time of a decode step outside attention; 0 where the model's parameters are not known."""
-    if d.measured.compute_s is not None:
-        return d.measured.compute_s
-    model, gpus, batch = d.model, d.compute.all_gpus, d.workload.concurrency
+    return pass_s(d, d.workload.concurrency) if d.measured.compute_s is None else d.measured.compute_s
+
+
+def prompt_s(d: Deployment) -> float:
+    """Return the time of a prompt outside attention: that of its chunks, each of which reads the weights."""
+    chunks, rest = divmod(d.workload.context, d.workload.chunk_tokens)
+    return chunks * pass_s(d, d.workload.chunk_tokens) + (pass_s(d, rest) if rest else 0.0)
+
+
+def pass_s(d: Deployment, tokens: int) -> float:
+    """Return the time of a pass over `tokens` tokens outside attention; 0 where the parameters are not known."""
+    model, gpus = d.model, d.compute.all_gpus
     if not model.parameters:
         return 0.0
     experts = model.experts
     read = float(model.weight_bytes)
     if experts is not None:
         share = model.active_parameters / model.parameters
-        read = compute.weights_read_bytes(read, share, count=experts.count, active=experts.active, tokens=batch)
+        read = compute.weights_read_bytes(read, share, count=experts.count, active=experts.active, tokens=tokens)
     gpu = d.compute.gpu
     return compute.outside_attention_s(
         read,
         gpu.memory_bytes_per_s * gpus,
-        compute.linear_flop(model.active_parameters, batch),
+        compute.linear_flop(model.active_parameters, tokens),
         gpu.bf16_flop_per_s * gpus,
     )
 
@@ -173,8 +182,7 @@ def step(d: Deployment, found: Memory, has: Links, *, nodes: int | None = None) 
     gpus, gpu = d.compute.all_gpus, d.compute.gpu
     local = d.measured.local_bytes_per_s
     exchange = tpot.exchange_s(
-        query_bytes=kv.query_bytes(d.shape) * d.workload.concurrency / layers,
-        partial_bytes=kv.partial_bytes(d.shape) * d.workload.concurrency / layers,
+        node_bytes=(kv.query_bytes(d.shape) + kv.partial_bytes(d.shape)) * d.workload.concurrency / layers,
         nodes=count,
         sender_bytes_per_s=has.sender_bytes_per_s,
         receiver_bytes_per_s=has.receiver_bytes_per_s,

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from dualpath.cost.balance import NodeRates, Rates, Speed, StepLoad
-from dualpath.cost.tpot import Scheme, spread, tpot
+from dualpath.cost.tpot import Scheme, exchange_s, spread, tpot
 from dualpath.errors import UsageError
 from dualpath.plan.tables import Table
 
@@ -92,7 +92,7 @@ def _rows(name: str, run: Mapping[str, Any], fabric: Fabric) -> list[CheckRow]:
                         bottleneck=time.bottleneck,
                     )
                 )
-    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise UsageError(
             f"{name} is not what `dualpath run --json` prints: {type(error).__name__} {error}",
             hint="write it with `dualpath run --scheme local,fetch,sharded,reduce,auto --json`",
@@ -117,13 +117,17 @@ def step_of(
     total, remote = float(expected["kv_bytes"]), float(expected["fetch_wire_bytes_per_token"])
     local_rate = total / attend_s
     near = fabric.near_bytes_per_s or _balancers_rate(measured) or local_rate / nodes
-    exchange_bytes = float(expected["reduce_wire_bytes_per_token"]) / layers
     receiver = fabric.link_bytes_per_s * fabric.rails
     node = NodeRates(
         near=Speed(near),
         rail_bytes_per_s=fabric.link_bytes_per_s,
         round_trip_s=fabric.round_trip_s,
-        reply_s_per_row=max(exchange_bytes / receiver, exchange_bytes / nodes / fabric.link_bytes_per_s),
+        reply_s_per_row=exchange_s(
+            node_bytes=float(expected["reduce_wire_bytes_per_token"]) / layers / nodes,
+            nodes=nodes,
+            sender_bytes_per_s=fabric.link_bytes_per_s,
+            receiver_bytes_per_s=receiver,
+        ),
     )
     load = StepLoad(
         outside_s=outside_s,

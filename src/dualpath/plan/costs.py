@@ -23,6 +23,7 @@ from dualpath.cost.tpot import Scheme
 from dualpath.plan.budget import links, memory, step
 from dualpath.plan.inputs import Deployment, Measured, Prices
 from dualpath.plan.needs import gpus_needed
+from dualpath.plan.quantities import plural
 from dualpath.plan.result import CostRow
 from dualpath.units import format_bytes
 
@@ -40,7 +41,7 @@ def cost_rows(d: Deployment) -> tuple[CostRow, ...]:
     gpus = d.compute.all_gpus
     nodes = d.pool.nodes if found.remote_bytes else 0
     pool = {"gpu": gpus, "node": nodes, "nic": d.network.nics * d.compute.hosts if nodes else 0}
-    used = f"{_plural(gpus, 'GPU')}, {_plural(nodes, 'node')}" if nodes else _plural(gpus, "GPU")
+    used = f"{plural(gpus, 'GPU')}, {plural(nodes, 'node')}" if nodes else plural(gpus, "GPU")
     pooled = found.room_bytes > 0 and found.remote_bytes <= found.pool_bytes
     tiered = found.room_bytes > 0 and found.remote_bytes <= found.dram_bytes
     return (
@@ -48,7 +49,7 @@ def cost_rows(d: Deployment) -> tuple[CostRow, ...]:
         _row(
             d,
             "local tiers",
-            f"{_plural(gpus, 'GPU')}, {format_bytes(found.remote_bytes)} of DRAM",
+            f"{plural(gpus, 'GPU')}, {format_bytes(found.remote_bytes)} of DRAM",
             times[Scheme.TIERS] if tiered else None,
             {"gpu": gpus, "dram_gib": found.remote_bytes / _GIB},
         ),
@@ -96,7 +97,7 @@ def _big_hbm(d: Deployment) -> CostRow:
     compute = msgspec.structs.replace(d.compute, gpus=count, hosts=1, hot_bytes=None)
     big = msgspec.structs.replace(d, compute=compute, measured=measured)
     seconds = tpot.tpot(Scheme.ALL_LOCAL, *step(big, memory(big), links(big))).seconds
-    return _row(d, "big HBM", _plural(count, "GPU"), seconds, {"gpu": count})
+    return _row(d, "big HBM", plural(count, "GPU"), seconds, {"gpu": count})
 
 
 def _row(d: Deployment, plan: str, made_of: str, seconds: float | None, counts: Mapping[str, float]) -> CostRow:
@@ -114,7 +115,3 @@ def _row(d: Deployment, plan: str, made_of: str, seconds: float | None, counts: 
         usd_per_million_tokens=per_million,
         missing=missing if seconds is not None else "the memory is not there",
     )
-
-
-def _plural(count: int, name: str) -> str:
-    return f"{count} {name}" + ("" if count == 1 else "s")

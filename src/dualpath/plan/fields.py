@@ -8,7 +8,7 @@ from typing import Any
 from dualpath.errors import UsageError
 
 Config = Mapping[str, Any]
-MOST_LAYERS = 10_000  # more than any model has: a slip, not a model
+MOST_LAYERS, MOST_PARAMETERS = 10_000, 10**16  # more than any model has: a slip, not a model
 
 # Multimodal configs that wrap a text model, and the text model's type where the inner config does not say it.
 _WRAPPERS = {

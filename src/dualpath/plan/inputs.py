@@ -92,7 +92,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """KV read by local attention, over all accelerators."""
 
 
-class Prices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Prices(msgspec.Struct, frozen=True, kw_only=True):
     """US dollars: bought and written off over `lifetime_years`, or by the hour, which goes first. `None`: not known."""
 
     gpu: float | None = None
@@ -129,5 +129,6 @@ def shape_of(model: ModelSpec, dtype: str, block_tokens: int) -> KVShape:
         state_bytes=model.state_bytes,
         index_bytes_per_token=model.index_bytes_per_token,
         index_top_k=model.index_top_k,
+        expanded_dim=model.expanded_dim,
         scale_tokens=block_tokens,
     )

@@ -28,7 +28,7 @@ def parse_raw(text: bytes, *, name: str) -> RawRates:
     """Return the rates in a report. Raises `UsageError` if it is none, or says nothing of a rate."""
     try:
         report = msgspec.json.decode(text, type=RawReport)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise UsageError(
             f"{name} is no report of raw bandwidth: {error}", hint="write it with `dualpath bench raw --json`"
         ) from None

@@ -8,6 +8,7 @@ published modelling code leaves no doubt; any other architecture is refused.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +18,9 @@ from dualpath.errors import UnknownModelError, UsageError
 from dualpath.kv.configs import known_model_types, layer_groups
 from dualpath.kv.layout import DTYPE_BYTES, LayerGroup, LayerKind
 from dualpath.plan.catalogue import entry
-from dualpath.plan.fields import MOST_LAYERS, Config, number, text_config
+from dualpath.plan.fields import MOST_LAYERS, MOST_PARAMETERS, Config, number, text_config
 from dualpath.plan.hybrid import hybrid_cache, hybrid_model_types
-from dualpath.plan.parameters import count_parameters, mixture, published_bytes, sparse_layers
+from dualpath.plan.parameters import count_parameters, expanded_dim, mixture, published_bytes, sparse_layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +40,9 @@ class ModelSpec:
     `groups` are the layers that keep KV by token. `state_bytes` is the recurrent state (Mamba, linear attention,
     convolution) of one sequence over all layers, which does not grow with the context. `index_bytes_per_token` is
     what a sparse-attention indexer keeps beside the KV over all layers, and `index_top_k` the tokens that a query
-    then reads (0: all). `weight_bytes` is the checkpoint as published. `source` is where the numbers come from.
+    then reads (0: all). `expanded_dim` is a latent layer's width of q·k and p·v by head as prompts are computed, KV
+    expanded; 0 where they are computed as decoding is, or nobody said. `weight_bytes` is the checkpoint as published.
+    `source` is where the numbers come from.
     """
 
     name: str
@@ -55,6 +58,7 @@ class ModelSpec:
     state_bytes: int = 0
     index_bytes_per_token: int = 0
     index_top_k: int = 0
+    expanded_dim: int = 0
     experts: Experts | None = None
 
 
@@ -182,6 +186,8 @@ def _from_text(text: Config, *, name: str, source: str, weight_bytes: int | None
     groups = _engine_groups(text) if cache is None else cache.groups
     layers = sum(len(group.layers) for group in groups) if cache is None else len(cache.kinds)
     parameters = count_parameters(text, layers=layers, groups=groups, cache=cache)
+    if parameters.total > MOST_PARAMETERS:
+        raise UsageError(f"a model with {parameters.total:.0e} parameters?", hint=f"at most {MOST_PARAMETERS:.0e}")
     mix = mixture(text)
     dtype = "float16" if "float16" in (text.get("dtype"), text.get("torch_dtype")) else "bfloat16"
     return ModelSpec(
@@ -198,6 +204,7 @@ def _from_text(text: Config, *, name: str, source: str, weight_bytes: int | None
         state_bytes=0 if cache is None else cache.state_bytes(dtype),
         index_bytes_per_token=0 if cache is None else cache.index_bytes_per_token,
         index_top_k=0 if cache is None else cache.index_top_k,
+        expanded_dim=0 if cache is not None and cache.index_top_k else expanded_dim(text, groups),
         experts=None
         if mix is None
         else Experts(count=mix.count, active=mix.active, shared=mix.shared, layers=sparse_layers(text, layers)),
@@ -213,23 +220,34 @@ def _engine_groups(config: Config) -> tuple[LayerGroup, ...]:
     return layer_groups(config)
 
 
-def load_model(name_or_path: str) -> ModelSpec:
-    """Return a model by its name in the catalogue, or by the path of a `config.json` or of a folder that holds one.
+def load_model(name: str) -> ModelSpec:
+    """Return a model by its name in the catalogue, or by a path as `load_config` takes it.
 
-    A folder's `model.safetensors.index.json`, if there, says how large its weights are. Raises `UnknownModelError`
-    for a name that is neither, with the names that come close in the hint.
+    A hub id is a name too: of `meta-llama/Llama-3.1-8B` the part after the slash counts. Raises `UnknownModelError`
+    for what is neither, with the names that come close in the hint.
     """
-    path = Path(name_or_path)
-    path = path / "config.json" if path.is_dir() else path
-    if not path.is_file():
-        name, values = entry("models", name_or_path)
-        return from_config(values["config"], name=name, source=values["source"])
+    folder_too = (name, os.path.join(name, "config.json"))
+    if name.startswith((".", "/")) or name.endswith(".json") or any(map(os.path.isfile, folder_too)):
+        return load_config(name)
+    found, values = entry("models", name.rpartition("/")[2])
+    return from_config(values["config"], name=found, source=values["source"])
+
+
+def load_config(path_text: str) -> ModelSpec:
+    """Return the model of a `config.json`, by its path or that of a folder that holds one.
+
+    The folder's `model.safetensors.index.json`, if there, says how large its weights are. Raises `UsageError`.
+    """
+    path = Path(path_text, "config.json") if os.path.isdir(path_text) else Path(path_text)
+    hint = "give a model's config.json, or the folder that holds it"
+    if not os.path.isfile(path):
+        raise UsageError(f"no such file: {path}", hint=hint)
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise UsageError(f"{path} is not a config.json: {error}") from error
+    except (ValueError, OSError, RecursionError) as error:
+        raise UsageError(f"{path} is not a config.json: {error}", hint=hint) from error
     if not isinstance(config, dict):
-        raise UsageError(f"{path} is not a config.json: it holds no object", hint="give a model's config.json")
+        raise UsageError(f"{path} is not a config.json: it holds no object", hint=hint)
     name = path.resolve().parent.name if path.name == "config.json" else path.stem
     return from_config(config, name=name, source=str(path), weight_bytes=_index_bytes(path.parent))
 
@@ -240,6 +258,6 @@ def _index_bytes(folder: Path) -> int | None:
         size = json.loads((folder / "model.safetensors.index.json").read_text(encoding="utf-8"))["metadata"][
             "total_size"
         ]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return size if isinstance(size, int) and size > 0 else None

@@ -22,15 +22,15 @@ def gpus_needed(d: Deployment) -> int:
     return math.ceil((d.model.weight_bytes + activation_bytes(d) + total_kv_bytes(d)) / each)
 
 
-def nics_needed(d: Deployment, load: StepLoad, busy_s: float, has: Links) -> int | None:
+def nics_needed(d: Deployment, load: StepLoad, busy_s: float, has: Links, *, senders_bytes_per_s: float) -> int | None:
     """Return the fewest NICs at this end through which a step's remote bytes come within the target.
 
-    `busy_s` is the step's time without them. `None` if those that are there suffice, PCIe is too slow for more, or the
-    rest misses the target.
+    `busy_s` is the step's time without them. `None` if those that are there suffice, PCIe or the senders are too slow
+    for more, or the rest misses the target.
     """
     fetched = load.layers * sum(load.remote_bytes)
     rate = fetched / d.workload.budget_s
-    if not fetched or busy_s > d.workload.budget_s or rate > has.pcie_bytes_per_s:
+    if not fetched or busy_s > d.workload.budget_s or rate > min(has.pcie_bytes_per_s, senders_bytes_per_s):
         return None
     wanted = math.ceil((rate + has.all_to_all_bytes_per_s) / d.network.nic_bytes_per_s)
     return wanted if wanted > d.network.nics * d.compute.hosts else None

@@ -21,7 +21,6 @@ from typing import TypeVar
 import msgspec
 
 from dualpath.errors import UsageError
-from dualpath.plan.inputs import Prices
 
 Text = str | int | float | None
 S = TypeVar("S", bound=msgspec.Struct)
@@ -96,6 +95,18 @@ class MeasuredOptions(Section, frozen=True):
     local: str | None = None
 
 
+class PriceOptions(Section, frozen=True):
+    """US dollars: see `inputs.Prices`."""
+
+    gpu: float | None = None
+    node: float | None = None
+    nic: float | None = None
+    dram_gib: float | None = None
+    gpu_hour: float | None = None
+    node_hour: float | None = None
+    lifetime_years: float | None = None
+
+
 class PlanOptions(Section, frozen=True):
     """A whole plan file."""
 
@@ -105,7 +116,7 @@ class PlanOptions(Section, frozen=True):
     network: NetworkOptions = NetworkOptions()
     pool: PoolOptions = PoolOptions()
     measured: MeasuredOptions = MeasuredOptions()
-    prices: Prices = Prices()
+    prices: PriceOptions = PriceOptions()
 
 
 DEFAULTS = PlanOptions(
@@ -113,6 +124,7 @@ DEFAULTS = PlanOptions(
     compute=ComputeOptions(gpu="H100", gpus=1, hosts=1, dram="256GiB", dram_bandwidth="300GB/s"),
     network=NetworkOptions(nic="400G", nics=1, storage_nics=1, round_trip="16us"),
     pool=PoolOptions(nodes=4, memory="512GiB", bandwidth="300GB/s", flops="inf", nics=1),
+    prices=PriceOptions(lifetime_years=4.0),
 )
 """One GPU with one NIC, and a few nodes. A socket with eight channels of DDR5-4800 reads 307 GB/s; 16 us is the round
 trip over NDR InfiniBand in arXiv 2606.01502; chunks of 8,192 tokens are vLLM's default on large GPUs."""
@@ -144,14 +156,11 @@ def said(options: PlanOptions) -> Iterator[str]:
     for table in PlanOptions.__struct_fields__:
         section = getattr(options, table)
         for key in section.__struct_fields__:
-            if getattr(section, key) != getattr(type(section)(), key):
+            if getattr(section, key) is not None:
                 yield f"{table}.{key}"
 
 
 def _over(first: S, second: S) -> S:
     """Return a section with the values of `first`, and those of `second` where it has none."""
-    values = {
-        key: getattr(second, key) if getattr(first, key) in (None, getattr(type(first)(), key)) else getattr(first, key)
-        for key in first.__struct_fields__
-    }
-    return type(first)(**values)
+    ours = {key: getattr(first, key) for key in first.__struct_fields__}
+    return msgspec.structs.replace(second, **{key: value for key, value in ours.items() if value is not None})

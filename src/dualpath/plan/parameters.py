@@ -213,6 +213,19 @@ def _attention(config: Config, group: LayerGroup) -> int:
     return query + hidden * (latent + rope) + latent * heads * (nope + value) + heads * value * hidden
 
 
+def expanded_dim(config: Config, groups: tuple[LayerGroup, ...]) -> int:
+    """Return a latent layer's width of q·k and p·v by head with KV expanded, as for prompts; 0: none is latent.
+
+    `qk_nope_head_dim + qk_rope_head_dim + v_head_dim` (DeepSeek-V2, arXiv 2405.04434, section 2.1): 320, where the
+    absorbed form that decoding takes has 1,088.
+    """
+    for group in groups:
+        if group.kind is LayerKind.LATENT:
+            nope, value = number(config, "qk_nope_head_dim", default=128), number(config, "v_head_dim", default=128)
+            return nope + (group.head_dim - group.value_dim) + value
+    return 0
+
+
 def _indexer(config: Config) -> int:
     """Return the weights of one indexer: queries from q's latent, one key, and a weight for each of its heads."""
     hidden, heads, width = (number(config, key) for key in ("hidden_size", "index_n_heads", "index_head_dim"))

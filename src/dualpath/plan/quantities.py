@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 
 from dualpath.errors import UsageError
+from dualpath.units import three_digits
 
 _NUMBER = re.compile(r"\s*(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*([A-Za-zµ]*)\s*")
 MOST_TOKENS = 1 << 40
@@ -48,19 +49,19 @@ def _parse(text: str | float, units: Mapping[str, float], what: str, hint: str) 
 def seconds(value: float) -> str:
     """Return a time with three digits in the unit that suits: `45 ms`, `1.37 s`, `16 us`, `2.5 h`."""
     if value >= 1000:
-        return f"{value / 3600:.3g} h"
+        return f"{three_digits(value / 3600)} h"
     for unit, scale in (("s", 1.0), ("ms", 1e-3)):
         if value >= scale:
-            return f"{value / scale:.3g} {unit}"
-    return f"{value / 1e-6:.3g} us"
+            return f"{three_digits(value / scale)} {unit}"
+    return f"{three_digits(value / 1e-6)} us"
 
 
 def gbyte_per_s(bytes_per_s: float) -> str:
     """Return a rate in decimal bytes: `6.4 GB/s`, `1.37 TB/s`, `10.5 MB/s`."""
     for unit, scale in (("TB/s", 1e12), ("GB/s", 1e9)):
         if bytes_per_s >= scale:
-            return f"{bytes_per_s / scale:.3g} {unit}"
-    return f"{bytes_per_s / 1e6:.3g} MB/s"
+            return f"{three_digits(bytes_per_s / scale)} {unit}"
+    return f"{three_digits(bytes_per_s / 1e6)} MB/s"
 
 
 def gbit_per_s(bytes_per_s: float) -> str:
@@ -68,5 +69,10 @@ def gbit_per_s(bytes_per_s: float) -> str:
     bits = bytes_per_s * 8
     for unit, scale in (("Tbit/s", 1e12), ("Gbit/s", 1e9)):
         if bits >= scale:
-            return f"{bits / scale:.3g} {unit}"
-    return f"{bits / 1e6:.3g} Mbit/s"
+            return f"{three_digits(bits / scale)} {unit}"
+    return f"{three_digits(bits / 1e6)} Mbit/s"
+
+
+def plural(count: int, name: str) -> str:
+    """Return a count and what is counted: `1 node`, `4 nodes`."""
+    return f"{count:,} {name}" + ("" if count == 1 else "s")

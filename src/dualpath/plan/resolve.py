@@ -12,9 +12,10 @@ from dualpath.cost.kv import ELEMENT_BYTES
 from dualpath.errors import UsageError
 from dualpath.kv.layout import DTYPE_BYTES
 from dualpath.plan import hardware
+from dualpath.plan.fields import MOST_LAYERS, MOST_PARAMETERS
 from dualpath.plan.inputs import Compute, Deployment, Measured, Network, Origin, Pool, Prices, Workload, shape_of
 from dualpath.plan.measured import RawRates
-from dualpath.plan.model import ModelSpec, bare, bare_latent, load_model
+from dualpath.plan.model import ModelSpec, bare, bare_latent, load_config, load_model
 from dualpath.plan.options import (
     DEFAULTS,
     ComputeOptions,
@@ -22,6 +23,7 @@ from dualpath.plan.options import (
     NetworkOptions,
     PlanOptions,
     PoolOptions,
+    PriceOptions,
     WorkloadOptions,
     merge,
     said,
@@ -31,6 +33,7 @@ from dualpath.units import parse_bytes
 
 BLOCK_TOKENS = 256
 MOST_NODES = 4096
+MOST_TARGET = 1_000_000
 _NAMES = {
     "workload.context": "context", "workload.concurrency": "concurrency", "workload.target": "target",
     "workload.latency": "latency", "workload.chunk": "chunk", "compute.gpu": "gpus", "compute.gpus": "gpus",
@@ -40,8 +43,8 @@ _NAMES = {
 }  # fmt: skip
 """Option: the row of the inputs table that it stands in."""
 _MOST = {
-    "layers": 10_000, "kv_heads": 10**5, "query_heads": 10**5, "head_dim": 10**5, "latent_dim": 10**6,
-    "rope_dim": 10**6, "parameters": 10**16,
+    "layers": MOST_LAYERS, "kv_heads": 10**5, "query_heads": 10**5, "head_dim": 10**5, "latent_dim": 10**6,
+    "rope_dim": 10**6, "parameters": MOST_PARAMETERS,
 }  # fmt: skip
 """More than any model has: a slip, and a large range to no avail."""
 
@@ -56,8 +59,8 @@ def deployment(options: PlanOptions, *, raw: RawRates | None = None) -> Deployme
 
     Raises `UsageError` for what makes no sense, `UnknownModelError` for a model that is not known.
     """
-    full = merge(options, DEFAULTS)
-    model, dtype = _model(full.model)
+    model, dtype = _model(options.model)
+    full = merge(options, _defaults(model))
     origins: dict[str, Origin] = {_NAMES[name]: "given" for name in said(options) if name in _NAMES}
     nic = hardware.load_nic(str(full.network.nic))
     if "nic" in origins and nic.source != "given":
@@ -72,7 +75,7 @@ def deployment(options: PlanOptions, *, raw: RawRates | None = None) -> Deployme
     compute = _compute(full.compute)
     measured = full.measured
     prices = _prices(full.prices, compute.gpu)
-    origins["price"] = "default" if prices != full.prices else "given"
+    origins["price"] = "default" if full.prices.gpu is None else "given"
     return Deployment(
         model=model,
         shape=shape_of(model, dtype, BLOCK_TOKENS),
@@ -91,6 +94,15 @@ def deployment(options: PlanOptions, *, raw: RawRates | None = None) -> Deployme
     )
 
 
+def _defaults(model: ModelSpec) -> PlanOptions:
+    """Return the defaults, with a context no longer than the model's."""
+    context = parse_tokens(DEFAULTS.workload.context or 0)
+    if not 0 < model.max_context < context:
+        return DEFAULTS
+    workload = msgspec.structs.replace(DEFAULTS.workload, context=model.max_context)
+    return msgspec.structs.replace(DEFAULTS, workload=workload)
+
+
 def _model(o: ModelOptions) -> tuple[ModelSpec, str]:
     """Return the model and the dtype of its KV."""
     shape = [key for key in _SHAPE if getattr(o, key) is not None]
@@ -101,7 +113,8 @@ def _model(o: ModelOptions) -> tuple[ModelSpec, str]:
         )
     if o.dtype is not None and o.dtype not in ELEMENT_BYTES:
         raise UsageError(f"unknown dtype {o.dtype!r} of KV", hint=f"one of {', '.join(ELEMENT_BYTES)}")
-    model = _bare(o) if shape else load_model(o.name or o.config or "")
+    load = load_config if o.name is None else load_model
+    model = _bare(o) if shape else load(o.name or o.config or "")
     return model, o.dtype or model.kv_dtype
 
 
@@ -135,10 +148,16 @@ def _workload(o: WorkloadOptions, model: ModelSpec) -> Workload:
     return Workload(
         context=context,
         concurrency=_count("sequences", o.concurrency),
-        target_tokens_per_s=_positive("target in tokens/s", o.target, float),
+        target_tokens_per_s=_target(o.target),
         latency_s=_positive("latency", o.latency, parse_seconds),
         chunk_tokens=int(_positive("chunk", o.chunk, parse_tokens)),
     )
+
+
+def _target(value: float | None) -> float:
+    if value is None or not 1 / MOST_TARGET <= value <= MOST_TARGET:
+        raise UsageError(f"a target of {value} tokens/s?", hint=f"give {1 / MOST_TARGET:f} to {MOST_TARGET:,}")
+    return value
 
 
 def check_context(context: int, model: ModelSpec) -> None:
@@ -181,12 +200,13 @@ def _pool(o: PoolOptions) -> Pool:
     )
 
 
-def _prices(prices: Prices, gpu: hardware.Gpu) -> Prices:
+def _prices(o: PriceOptions, gpu: hardware.Gpu) -> Prices:
     """Return the prices, a GPU's out of the catalogue where none is given and there is one."""
-    for name in prices.__struct_fields__:
-        price = getattr(prices, name)
-        if price is not None and not price > 0:
+    given = {name: price for name in o.__struct_fields__ if (price := getattr(o, name)) is not None}
+    for name, price in given.items():
+        if not 0 < price < math.inf:
             raise UsageError(f"a price or lifetime {name} of {price:g}?", hint="give more than 0, or leave it out")
+    prices = Prices(**given)
     if prices.gpu is None and prices.gpu_hour is None and gpu.price_usd:
         return msgspec.structs.replace(prices, gpu=gpu.price_usd)
     return prices

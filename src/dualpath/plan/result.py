@@ -46,10 +46,12 @@ class LayerKv(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Kv(msgspec.Struct, frozen=True, kw_only=True):
-    """KV of one sequence and of all. `read_bytes` is what one step of all sequences reads."""
+    """KV of one sequence and of all. `read_bytes` is what one step of all sequences reads; `index_bytes_per_token` the
+    part of `bytes_per_token` that sparse attention's index is."""
 
     dtype: str
     bytes_per_token: float
+    index_bytes_per_token: int
     state_bytes: int
     groups: tuple[LayerKv, ...]
     sequence_bytes: int

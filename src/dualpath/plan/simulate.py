@@ -22,7 +22,7 @@ def simulate(d: Deployment) -> Plan:
     """Return the plan of a deployment. Raises `CapacityError` for a hot region larger than what HBM has left."""
     found, has = budget.memory(d), budget.links(d)
     rows = scheme_rows(d, found, has)
-    asked, costs = budget.demand(d, found), cost_rows(d)
+    asked, costs, cells = budget.demand(d, found), cost_rows(d), compression(d)
     return Plan(
         model=d.model.name,
         model_source=d.model.source,
@@ -30,7 +30,7 @@ def simulate(d: Deployment) -> Plan:
         concurrency=d.workload.concurrency,
         target_tokens_per_s=d.workload.target_tokens_per_s,
         budget_s=d.workload.budget_s,
-        verdict=judge(d, found, has, asked, rows, costs),
+        verdict=judge(d, found, has, asked, rows, costs, cells),
         inputs=input_rows(d),
         kv=kv_of(d),
         memory=found,
@@ -40,7 +40,7 @@ def simulate(d: Deployment) -> Plan:
         schemes=rows,
         costs=costs,
         price_notes=price_notes(d),
-        compression=compression(d),
+        compression=cells,
         prefill_decode=_ratio(d),
         assumptions=assumptions(d),
     )
@@ -64,6 +64,7 @@ def kv_of(d: Deployment) -> Kv:
     return Kv(
         dtype=shape.dtype,
         bytes_per_token=kv.bytes_per_token(shape),
+        index_bytes_per_token=shape.index_bytes_per_token,
         state_bytes=shape.state_bytes,
         groups=groups,
         sequence_bytes=kv.held_bytes(shape, context),
@@ -153,12 +154,13 @@ def _short_bytes(scheme: Scheme, found: Memory) -> float:
 def _with_needs(row: SchemeRow, d: Deployment, found: Memory, has: Links, load: StepLoad, rates: Rates) -> SchemeRow:
     if row.scheme is Scheme.ALL_LOCAL:
         return row if row.fits else msgspec.structs.replace(row, gpus_needed=needs.gpus_needed(d))
-    if row.scheme is Scheme.TIERS:
+    if row.scheme is Scheme.TIERS or found.room_bytes <= 0:
         return row
     changes: dict[str, int | None] = {}
     if row.scheme in (Scheme.FETCH, Scheme.SHARDED):
         busy_s = tpot.tpot(Scheme.ALL_LOCAL, load, rates).seconds
-        changes["nics_needed"] = needs.nics_needed(d, load, busy_s, has)
+        senders = has.sender_bytes_per_s if row.scheme is Scheme.FETCH else has.all_senders_bytes_per_s
+        changes["nics_needed"] = needs.nics_needed(d, load, busy_s, has, senders_bytes_per_s=senders)
     if row.scheme is not Scheme.FETCH:
         changes["nodes_needed"] = needs.nodes_needed(d, found, has, row.scheme)
     return msgspec.structs.replace(row, **changes)
@@ -181,8 +183,8 @@ def _ttft_s(d: Deployment, scheme: Scheme, found: Memory, has: Links) -> float |
     context, batch = d.workload.context, d.workload.concurrency
     gpu, gpus = d.compute.gpu, d.compute.all_gpus
     busy_s = compute.prefill_s(
-        linear_flop=compute.linear_flop(d.model.active_parameters, context),
-        attention_flop=context * kv.attention_flop(d.shape, context // 2),  # the mean over the prompt's positions
+        outside_s=budget.prompt_s(d),
+        attention_flop=kv.prompt_attention_flop(d.shape, context),
         flop_per_s=gpu.bf16_flop_per_s * gpus,
     )
     remote = found.remote_bytes / batch

@@ -1,4 +1,4 @@
-"""A plan as tables, and the tables as plain text within 100 columns. Pure: values in, words out.
+"""A plan as tables, and the tables as plain text within 100 columns or fewer. Pure: values in, words out.
 
 Memory is in binary units (KiB, MiB, GiB), rates of links in decimal ones (GB/s, Gbit/s).
 """
@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dualpath.plan.quantities import gbit_per_s, gbyte_per_s, seconds
+from dualpath.plan.quantities import gbit_per_s, gbyte_per_s, plural, seconds
 from dualpath.plan.result import Plan, Ruling, SchemeRow, Sweep
 from dualpath.units import format_bytes
 
@@ -34,7 +34,7 @@ class Table:
 def heading(plan: Plan) -> str:
     """Return the plan's question in one line."""
     return (
-        f"{plan.model}: {plan.context:,} tokens x {plan.concurrency} sequence{'' if plan.concurrency == 1 else 's'}, "
+        f"{plan.model}: {plan.context:,} tokens x {plural(plan.concurrency, 'sequence')}, "
         f"{plan.target_tokens_per_s:g} tokens/s each ({seconds(plan.budget_s)} a token)"
     )
 
@@ -57,18 +57,26 @@ def tables(plan: Plan) -> Iterator[Table]:
     yield Table("Taken for granted", (), (), notes=plan.assumptions)
 
 
-def text(plan: Plan) -> str:
-    """Return the whole page as plain text."""
-    lines = [heading(plan), ""]
-    lines += _wrapped(f"{plan.verdict.ruling.upper()}: {plan.verdict.reason}")
-    lines += _wrapped(f"Deployment test: {plan.verdict.deployment_test}")
+def text(plan: Plan, *, width: int = WIDTH) -> str:
+    """Return the whole page as plain text within `width` columns."""
+    lines = [*_wrapped(heading(plan), width), ""]
+    lines += _wrapped(f"{plan.verdict.ruling.upper()}: {plan.verdict.reason}", width)
+    lines += _wrapped(f"Deployment test: {plan.verdict.deployment_test}", width)
     for table in tables(plan):
-        lines += ["", *as_text(table)]
+        lines += ["", *as_text(table, width=width)]
     return "\n".join(lines)
 
 
-def as_text(table: Table) -> list[str]:
-    """Return one table as lines: title, heading, rows, notes."""
+def as_text(table: Table, *, width: int = WIDTH) -> list[str]:
+    """Return one table as lines: title, heading, rows, notes. Rows too long for `width` are set as lists."""
+    grid = _grid(table)
+    rows = grid if max(map(len, grid), default=0) <= width else _lists(table, width)
+    notes = [line for note in table.notes for line in _wrapped(note, width, "  " if table.rows else "  - ")]
+    return [table.title, *rows, *notes]
+
+
+def _grid(table: Table) -> list[str]:
+    """Return heading and rows with their cells under each other."""
     widths = [max(map(len, column)) for column in zip(table.columns, *table.rows, strict=True)]
 
     def line(cells: Row) -> str:
@@ -79,8 +87,18 @@ def as_text(table: Table) -> list[str]:
         return f"  {'  '.join(padded)}".rstrip()
 
     head = [line(table.columns)] if any(table.columns) else []
-    notes = [row for note in table.notes for row in _wrapped(note, "  " if table.rows else "  - ")]
-    return [table.title, *head, *map(line, table.rows), *notes]
+    return [*head, *map(line, table.rows)]
+
+
+def _lists(table: Table, width: int) -> list[str]:
+    """Return every row as its first cell and below it the others, a line each with the column's name."""
+    name_width = max(map(len, table.columns[1:]))
+    lines = []
+    for first, *others in table.rows:
+        lines += _wrapped(first.strip(), width, "  ")
+        for name, cell in zip(table.columns[1:], others, strict=True):
+            lines += _wrapped(f"{name:<{name_width}}  {cell or NONE}", width, "    ")
+    return lines
 
 
 def budget_rows(plan: Plan) -> tuple[tuple[str, float], ...]:
@@ -157,8 +175,9 @@ def _kv(plan: Plan) -> Table:
         for group in kv.groups
     )
     state = f", {format_bytes(kv.state_bytes)} of it recurrent state" if kv.state_bytes else ""
+    index = f", {format_bytes(kv.index_bytes_per_token)} of it index" if kv.index_bytes_per_token else ""
     note = (
-        f"{format_bytes(kv.bytes_per_token)} by token; {format_bytes(kv.sequence_bytes)} by sequence{state}; "
+        f"{format_bytes(kv.bytes_per_token)} by token{index}; {format_bytes(kv.sequence_bytes)} by sequence{state}; "
         f"{format_bytes(kv.total_bytes)} in all; a step reads {format_bytes(kv.read_bytes)}"
     )
     columns = ("attention", "layers", "by token and layer", "tokens kept", "of one sequence")
@@ -225,6 +244,7 @@ def _ratio(plan: Plan) -> Table:
     return Table("Prefill hosts to decode hosts", (), (), notes=(note,))
 
 
-def _wrapped(words: str, indent: str = "") -> list[str]:
-    """Return `words` within the width, later lines two columns further in."""
-    return textwrap.wrap(words, WIDTH, initial_indent=indent, subsequent_indent=" " * max(2, len(indent)))
+def _wrapped(words: str, width: int, indent: str = "") -> list[str]:
+    """Return `words` within `width`, later lines at least two columns in; what has no space in it stays whole."""
+    deeper = " " * max(2, len(indent))
+    return textwrap.wrap(words, width, initial_indent=indent, subsequent_indent=deeper, break_long_words=False)

@@ -12,8 +12,8 @@ from dualpath.cost.balance import Bottleneck
 from dualpath.cost.tpot import WORDS, Scheme
 from dualpath.plan.budget import compute_s, total_kv_bytes
 from dualpath.plan.inputs import Deployment
-from dualpath.plan.quantities import gbit_per_s, gbyte_per_s, seconds
-from dualpath.plan.result import CostRow, Demand, Links, Memory, Ruling, SchemeRow, Verdict
+from dualpath.plan.quantities import gbit_per_s, gbyte_per_s, plural, seconds
+from dualpath.plan.result import Cell, CostRow, Demand, Links, Memory, Ruling, SchemeRow, Verdict
 from dualpath.units import format_bytes
 
 WELL_UNDER = 0.2
@@ -28,13 +28,22 @@ def best_pooled(rows: Sequence[SchemeRow]) -> SchemeRow | None:
 
 
 def judge(
-    d: Deployment, found: Memory, has: Links, asked: Demand, rows: Sequence[SchemeRow], costs: Sequence[CostRow] = ()
+    d: Deployment,
+    found: Memory,
+    has: Links,
+    asked: Demand,
+    rows: Sequence[SchemeRow],
+    costs: Sequence[CostRow] = (),
+    compressed: Sequence[Cell] = (),
 ) -> Verdict:
-    """Return the ruling for `rows`, one of every scheme. `costs`: to say what it is worth."""
+    """Return the ruling for `rows`, one of every scheme. `costs` and `compressed`: to say what it is worth, or what
+    would meet the target instead."""
     by_scheme = {row.scheme: row for row in rows}
     ruling, reason = _ruling(d, found, by_scheme, best_pooled(rows))
     if ruling is Ruling.WORTH_IT:
         reason += _money(costs)
+    if ruling is Ruling.WILL_NOT_MEET:
+        reason += _remedies(d, rows, costs, compressed)
     return Verdict(ruling, reason, deployment_test(d, has, asked))
 
 
@@ -43,11 +52,15 @@ def deployment_test(d: Deployment, has: Links, asked: Demand) -> str:
     share = asked.load_bytes_per_s / has.nic_bytes_per_s
     words = (
         f"all KV ({format_bytes(total_kv_bytes(d))}) in {seconds(d.workload.latency_s)} is "
-        f"{gbyte_per_s(asked.load_bytes_per_s)} = {gbit_per_s(asked.load_bytes_per_s)}, {share:.0%} of the NICs"
+        f"{gbyte_per_s(asked.load_bytes_per_s)} = {gbit_per_s(asked.load_bytes_per_s)}, {_percent(share)} of the NICs"
     )
     if share < WELL_UNDER:
         return f"{words}: well under them, so tune software first."
     return f"{words}: more than they carry." if share > 1 else f"{words}."
+
+
+def _percent(share: float) -> str:
+    return f"{share:,.0%}" if share >= 0.01 else "under 1%"
 
 
 def _ruling(d: Deployment, found: Memory, rows: dict[Scheme, SchemeRow], best: SchemeRow | None) -> tuple[Ruling, str]:
@@ -57,8 +70,8 @@ def _ruling(d: Deployment, found: Memory, rows: dict[Scheme, SchemeRow], best: S
     if found.room_bytes <= 0:
         return (
             Ruling.WILL_NOT_MEET,
-            f"weights, activations and buffers alone are {format_bytes(-found.room_bytes)} more than the "
-            f"{format_bytes(found.hbm_bytes)} of HBM; no way of keeping KV changes that.",
+            f"weights, activations and buffers alone leave none of the {format_bytes(found.hbm_bytes)} of HBM, "
+            f"{format_bytes(-found.room_bytes)} are missing; no way of keeping KV changes that.",
         )
     if local.meets_target:
         return (
@@ -76,7 +89,7 @@ def _ruling(d: Deployment, found: Memory, rows: dict[Scheme, SchemeRow], best: S
         return (
             Ruling.WILL_NOT_MEET,
             f"all {kv} of KV fit HBM, and a token still takes {seconds(local.tpot_s)} of the {budget} allowed, bound "
-            f"by {local.bottleneck}: take more or faster GPUs, fewer sequences, or a smaller --hot.",
+            f"by {local.bottleneck}: take faster GPUs, fewer sequences, or a smaller --hot.",
         )
     if tiers.meets_target:
         return (
@@ -86,22 +99,24 @@ def _ruling(d: Deployment, found: Memory, rows: dict[Scheme, SchemeRow], best: S
         )
     without = f"this host's DRAM {_of(tiers)}"
     if best is not None and best.meets_target:
+        instead = f"all of it in HBM {_of(local)}"
+        if local.gpus_needed is not None:
+            instead = f"{plural(local.gpus_needed, 'GPU')} would hold it all"
         return (
             Ruling.WORTH_IT,
-            f"HBM holds {format_bytes(found.hot_bytes)} of {kv}; {best.scheme} over {d.pool.nodes} nodes takes "
-            f"{seconds(best.tpot_s)} a token of the {budget} allowed, {without}; {local.gpus_needed} GPUs would hold "
-            "it all.",
+            f"HBM holds {format_bytes(found.hot_bytes)} of {kv}; {best.scheme} over {plural(d.pool.nodes, 'node')} "
+            f"takes {seconds(best.tpot_s)} a token of the {budget} allowed, {without}; {instead}.",
         )
     if best is None:
         return (
             Ruling.WILL_NOT_MEET,
-            f"{d.pool.nodes} nodes with {format_bytes(found.pool_bytes)} cannot hold the "
+            f"{plural(d.pool.nodes, 'node')} with {format_bytes(found.pool_bytes)} cannot hold the "
             f"{format_bytes(found.remote_bytes)} of KV that HBM has no room for.",
         )
     return (
         Ruling.WILL_NOT_MEET,
         f"the best scheme, {best.scheme}, takes {seconds(best.tpot_s)} a token where {budget} are allowed, bound by "
-        f"{best.bottleneck}; {without}.{_remedy(rows)}",
+        f"{best.bottleneck}; {without}.",
     )
 
 
@@ -132,8 +147,20 @@ def _of(row: SchemeRow) -> str:
     return f"would take {seconds(row.tpot_s)}"
 
 
-def _remedy(rows: dict[Scheme, SchemeRow]) -> str:
-    nodes = [row.nodes_needed for row in rows.values() if row.nodes_needed is not None]
-    if nodes:
-        return f" {min(nodes)} nodes would meet it."
-    return " No number of nodes meets it: raise the node's bandwidth, lower the context, concurrency or target."
+def _remedies(d: Deployment, rows: Sequence[SchemeRow], costs: Sequence[CostRow], compressed: Sequence[Cell]) -> str:
+    """Return what would meet the target after all: more nodes, NICs or GPUs, smaller KV."""
+    nodes = [row.nodes_needed for row in rows if row.nodes_needed is not None]
+    nics = [row.nics_needed for row in rows if row.nics_needed is not None]
+    found = [f"with {plural(min(nodes), 'node')}"] if nodes else []
+    found += [f"with {plural(min(nics), 'NIC')}"] if nics else []
+    big = next((row for row in costs if not row.nodes and row.meets_target), None)
+    found += [f"on {big.made_of} ({_time(big.tpot_s)})"] if big is not None else []
+    cell = next((cell for cell in compressed if cell.meets_target and cell.dtype != d.shape.dtype), None)
+    found += [f"with KV in {cell.dtype} ({cell.how}, {_time(cell.tpot_s)})"] if cell is not None else []
+    if found:
+        return f" The target would be met {', or '.join(found)}."
+    return " Lower the context, concurrency or target, or take faster GPUs or nodes."
+
+
+def _time(value: float | None) -> str:
+    return "" if value is None else seconds(value)
