@@ -7,6 +7,7 @@ import math
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -179,6 +180,30 @@ def test_the_default_context_is_no_longer_than_the_models() -> None:
 @pytest.mark.parametrize(("nic", "origin"), [("connectx-7", "nominal"), ("400G", "given"), (None, None)])
 def test_a_data_sheet_is_nominal(make: Make, nic: str | None, origin: str | None) -> None:
     assert make(nic=nic).origins.get("nic") == origin
+
+
+def test_every_option_stands_among_the_inputs_with_its_origin(make: Make) -> None:
+    """All but the shape of the model and files of measurements, which are named beside it."""
+    told = {
+        "workload": {"context": 1024, "concurrency": 2, "target": 5, "latency": 3, "chunk": 512},
+        "compute": {"gpu": "H200", "gpus": 2, "hosts": 2, "hot": "1GiB", "window": "1GiB", "dram": "1GiB"},
+        "network": {"nic": "200G", "nics": 2, "storage_nics": 2, "round_trip": "9us"},
+        "pool": {"nodes": 2, "memory": "1GiB", "bandwidth": "1GB/s", "flops": "1T", "nics": 2},
+        "measured": {"compute": "9ms", "local": "9GB/s"},
+        "prices": dict.fromkeys(PriceOptions.__struct_fields__, 7.0),
+    }
+    told["compute"]["dram_bandwidth"] = "9GB/s"
+    tables = {table: set(getattr(PlanOptions(), table).__struct_fields__) for table in told}
+    assert tables == {table: {*values, *({"raw"} if table == "measured" else ())} for table, values in told.items()}
+    file = msgspec.convert({"model": {"name": "phi-4", "dtype": "fp8"}, **told}, PlanOptions)
+    plan = simulate(deployment(file))
+    origins = {row.name: row.origin for row in plan.inputs}
+    assert {name for name, origin in origins.items() if origin != "given"} == {
+        "hbm", "flops", "local attention", "outside attention"
+    }  # fmt: skip
+    bare = {row.name for row in simulate(make()).inputs if row.origin == "given"}
+    assert not bare
+    assert {"hot", "window", "dtype", "storage nics", "price node", "price lifetime years"} <= set(origins)
 
 
 def test_one_model_and_one_only() -> None:

@@ -17,6 +17,7 @@ def input_rows(d: Deployment) -> tuple[InputRow, ...]:
     nics = net.nics * net.nic_bytes_per_s
     arithmetic = "no limit" if math.isinf(pool.flop_per_s) else f"{pool.flop_per_s / 1e12:.3g} TFLOP/s by node"
     rows: list[tuple[str, str, Origin]] = [
+        ("dtype", f"KV in {d.shape.dtype}", "default" if d.model.source == "given" else "nominal"),
         ("context", f"{load.context:,} tokens", "default"),
         ("concurrency", f"{load.concurrency} sequences", "default"),
         ("target", f"{load.target_tokens_per_s:g} tokens/s each", "default"),
@@ -25,8 +26,11 @@ def input_rows(d: Deployment) -> tuple[InputRow, ...]:
         ("gpus", f"{host.all_gpus} x {gpu.name}", "default"),
         ("hbm", f"{format_bytes(gpu.memory_bytes)}, {gbyte_per_s(gpu.memory_bytes_per_s)} each", "nominal"),
         ("flops", f"{gpu.bf16_flop_per_s / 1e12:.3g} TFLOP/s each (bf16, dense)", "nominal"),
+        ("hot", _size(host.hot_bytes, "what HBM has left"), "default"),
+        ("window", _size(host.window_bytes, "1/8 of that at most"), "default"),
         ("dram", f"{format_bytes(host.dram_bytes)}, {gbyte_per_s(host.dram_bytes_per_s)} by host", "default"),
         ("nic", f"{net.nics} x {gbit_per_s(net.nic_bytes_per_s)} = {gbyte_per_s(nics)} by host", "default"),
+        ("storage_nics", f"{net.storage_nics} by host (for the P/D ratio)", "default"),
         ("round_trip", seconds(net.round_trip_s), "default"),
         ("nodes", f"{pool.nodes} of {format_bytes(pool.memory_bytes)}, {pool.nics} NIC each", "default"),
         ("pool_bandwidth", f"{gbyte_per_s(pool.bytes_per_s)} by node", "default"),
@@ -37,6 +41,9 @@ def input_rows(d: Deployment) -> tuple[InputRow, ...]:
         rows.append(("local_attention", f"{gbyte_per_s(local)}, instead of HBM's peak", "measured"))
     if busy is not None:
         rows.append(("outside_attention", f"{seconds(busy)} a step", "measured"))
+    for name in d.prices.__struct_fields__:
+        if (price := getattr(d.prices, name)) is not None:
+            rows.append((f"price_{name}", f"{price:,g}" + ("" if name == "lifetime_years" else " USD"), "default"))
     return tuple(InputRow(name.replace("_", " "), value, d.origins.get(name, origin)) for name, value, origin in rows)
 
 
@@ -63,3 +70,7 @@ def assumptions(d: Deployment) -> tuple[str, ...]:
     if d.model.experts is not None:
         here.append("Tokens choose experts evenly and independently.")
     return (*always, *here, *d.notes)
+
+
+def _size(count: float | None, otherwise: str) -> str:
+    return otherwise if count is None else format_bytes(count)

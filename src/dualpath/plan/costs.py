@@ -63,7 +63,7 @@ def price_notes(d: Deployment) -> tuple[str, ...]:
     gpu, prices = d.compute.gpu, d.prices
     if prices.gpu_hour is not None or prices.gpu is None:
         return ()
-    whence = f"{gpu.price_basis} ({gpu.price_date})" if d.origins.get("price") == "default" else "given"
+    whence = "given" if "price_gpu" in d.origins else f"{gpu.price_basis} ({gpu.price_date})"
     return (
         f"A {gpu.name} at {prices.gpu:,.0f} USD: {whence}; bought things are written off over "
         f"{prices.lifetime_years:g} years.",

@@ -39,7 +39,9 @@ _NAMES = {
     "workload.latency": "latency", "workload.chunk": "chunk", "compute.gpu": "gpus", "compute.gpus": "gpus",
     "compute.hosts": "gpus", "compute.dram": "dram", "compute.dram_bandwidth": "dram", "network.nic": "nic",
     "network.nics": "nic", "network.round_trip": "round_trip", "pool.nodes": "nodes", "pool.memory": "nodes",
-    "pool.nics": "nodes", "pool.bandwidth": "pool_bandwidth", "pool.flops": "pool_flops",
+    "pool.nics": "nodes", "pool.bandwidth": "pool_bandwidth", "pool.flops": "pool_flops", "model.dtype": "dtype",
+    "compute.hot": "hot", "compute.window": "window", "network.storage_nics": "storage_nics",
+    **{f"prices.{name}": f"price_{name}" for name in Prices.__struct_fields__},
 }  # fmt: skip
 """Option: the row of the inputs table that it stands in."""
 _MOST = {
@@ -75,7 +77,6 @@ def deployment(options: PlanOptions, *, raw: RawRates | None = None) -> Deployme
     compute = _compute(full.compute)
     measured = full.measured
     prices = _prices(full.prices, compute.gpu)
-    origins["price"] = "default" if full.prices.gpu is None else "given"
     return Deployment(
         model=model,
         shape=shape_of(model, dtype, BLOCK_TOKENS),

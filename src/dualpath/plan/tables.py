@@ -53,7 +53,7 @@ def tables(plan: Plan) -> Iterator[Table]:
     if plan.prefill_decode is not None:
         yield _ratio(plan)
     made_from = tuple((row.name, row.value, row.origin) for row in plan.inputs)
-    yield Table("Made from", ("input", "value", "origin"), made_from, (0, 1, 2))
+    yield Table("Made from", ("input", "value", "origin"), made_from, (0, 1, 2), (f"model: {plan.model_source}",))
     yield Table("Taken for granted", (), (), notes=plan.assumptions)
 
 
