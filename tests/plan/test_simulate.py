@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dualpath.cost import tpot
 from dualpath.cost.tpot import Scheme
 from dualpath.errors import CapacityError
+from dualpath.plan import budget, needs
 from dualpath.plan.inputs import Prices
 from dualpath.plan.model import Experts
 from dualpath.plan.options import ComputeOptions, ModelOptions, PlanOptions
@@ -91,6 +93,21 @@ def test_what_a_scheme_needs_does_meet_the_target(make: Make) -> None:
     assert gpus is not None
     assert row(simulate(make(concurrency=16, gpus=gpus)), Scheme.ALL_LOCAL).fits
     assert not row(simulate(make(concurrency=16, gpus=gpus - 1)), Scheme.ALL_LOCAL).fits
+
+
+@pytest.mark.parametrize("scheme", [Scheme.SHARDED, Scheme.REDUCE, Scheme.AUTO])
+@pytest.mark.parametrize("nic", ["25G", "400G"])
+def test_the_least_number_of_nodes_is_found_where_more_are_slower_again(make: Make, scheme: Scheme, nic: str) -> None:
+    d = make(concurrency=64, gpus=4, nic=nic, nodes=1)
+    found, has = budget.memory(d), budget.links(d)
+    first = -(-int(found.remote_bytes) // int(d.pool.memory_bytes))
+    times = {n: tpot.tpot(scheme, *budget.step(d, found, has, nodes=n)).seconds for n in range(first, 300)}
+    for wanted_s in (min(times.values()), *list(times.values())[:8], min(times.values()) * 0.999):
+        target = 1 / wanted_s * (1 - 1e-9)  # where all are bound by one receiver they differ in the last bit
+        workload = msgspec.structs.replace(d.workload, target_tokens_per_s=target)
+        other = msgspec.structs.replace(d, workload=workload)
+        least = next((n for n, time in times.items() if time <= workload.budget_s), None)
+        assert needs.nodes_needed(other, found, has, scheme) == least
 
 
 def test_nics_needed_bring_the_bytes_in_time(make: Make) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable
+from functools import cache
 
 from dualpath.cost import deductions, tpot
 from dualpath.cost.balance import StepLoad
@@ -42,20 +44,25 @@ def nodes_needed(d: Deployment, found: Memory, has: Links, scheme: Scheme) -> in
         return None
     first = math.ceil(found.remote_bytes / d.pool.memory_bytes)
 
-    def meets(nodes: int) -> bool:
-        return tpot.tpot(scheme, *step(d, found, has, nodes=nodes)).seconds <= d.workload.budget_s
+    @cache
+    def seconds(nodes: int) -> float:
+        return tpot.tpot(scheme, *step(d, found, has, nodes=nodes)).seconds
 
-    return _first(meets, first)
+    return _first(seconds, first, d.workload.budget_s)
 
 
-def _first(meets: Callable[[int], bool], start: int) -> int | None:
-    """Return the least number from `start` on that `meets`: by doubling, then halving between the last two."""
-    below, above = start - 1, start
-    while not meets(above):
-        if above >= MOST_NODES:
+def _first(seconds: Callable[[int], float], start: int, budget_s: float) -> int | None:
+    """Return the least number from `start` on whose time is within the budget, `None` if none is.
+
+    Times fall and may rise again: a node more has less to read, but is one more to exchange queries and partials with.
+    So the search doubles until the budget is met or times rise, and then looks closely around the turn.
+    """
+    at, twice = start, min(2 * start, MOST_NODES)
+    while seconds(at) > budget_s and seconds(twice) < seconds(at):
+        at, twice = twice, min(2 * twice, MOST_NODES)
+    if seconds(at) > budget_s:
+        around = range(max(start, at // 2), twice)
+        at = around.start + bisect_left(around, True, key=lambda nodes: seconds(nodes + 1) >= seconds(nodes))
+        if seconds(at) > budget_s:
             return None
-        below, above = above, min(above * 2, MOST_NODES)
-    while above - below > 1:
-        middle = (below + above) // 2
-        below, above = (below, middle) if meets(middle) else (middle, above)
-    return above
+    return start + bisect_left(range(start, at), True, key=lambda nodes: seconds(nodes) <= budget_s)

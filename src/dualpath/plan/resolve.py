@@ -33,6 +33,7 @@ from dualpath.units import parse_bytes
 
 BLOCK_TOKENS = 256
 MOST_NODES = 4096
+MOST_IN_HOST = 1024
 MOST_TARGET = 1_000_000
 _NAMES = {
     "workload.context": "context", "workload.concurrency": "concurrency", "workload.target": "target",
@@ -173,8 +174,8 @@ def check_context(context: int, model: ModelSpec) -> None:
 def _compute(o: ComputeOptions) -> Compute:
     return Compute(
         gpu=hardware.load_gpu(_USUAL.get(str(o.gpu).lower(), str(o.gpu))),
-        gpus=_count("GPUs", o.gpus),
-        hosts=_count("hosts", o.hosts),
+        gpus=_count("GPUs in a host", o.gpus, most=MOST_IN_HOST),
+        hosts=_count("hosts", o.hosts, most=MOST_NODES),
         dram_bytes=_size("DRAM", o.dram),
         dram_bytes_per_s=hardware.parse_rate(str(o.dram_bandwidth)),
         hot_bytes=None if o.hot is None else _size("a hot region", o.hot),
@@ -185,9 +186,9 @@ def _compute(o: ComputeOptions) -> Compute:
 def _network(o: NetworkOptions, nic: hardware.NicSpec) -> Network:
     return Network(
         nic_bytes_per_s=nic.bytes_per_s,
-        nics=_count("NICs", o.nics),
+        nics=_count("NICs in a host", o.nics, most=MOST_IN_HOST),
         round_trip_s=_positive("round trip", o.round_trip, parse_seconds),
-        storage_nics=_count("storage NICs", o.storage_nics),
+        storage_nics=_count("storage NICs in a host", o.storage_nics, most=MOST_IN_HOST),
     )
 
 
@@ -197,7 +198,7 @@ def _pool(o: PoolOptions) -> Pool:
         memory_bytes=_size("a node's memory", o.memory),
         bytes_per_s=hardware.parse_rate(str(o.bandwidth)),
         flop_per_s=math.inf if o.flops == "inf" else _positive("FLOP/s of a node", o.flops, parse_flop_per_s),
-        nics=_count("NICs of a node", o.nics),
+        nics=_count("NICs in a node", o.nics, most=MOST_IN_HOST),
     )
 
 

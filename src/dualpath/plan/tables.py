@@ -34,7 +34,7 @@ class Table:
 def heading(plan: Plan) -> str:
     """Return the plan's question in one line."""
     return (
-        f"{plan.model}: {plan.context:,} tokens x {plural(plan.concurrency, 'sequence')}, "
+        f"{plan.model}: {plural(plan.context, 'token')} x {plural(plan.concurrency, 'sequence')}, "
         f"{plan.target_tokens_per_s:g} tokens/s each ({seconds(plan.budget_s)} a token)"
     )
 
