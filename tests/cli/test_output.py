@@ -208,8 +208,8 @@ def test_a_full_disk_under_a_report_is_the_hosts_fault() -> None:
         output.write_report(Path("/dev/full"), "page")
 
 
-def test_text_is_as_wide_as_the_terminal_but_no_wider_than_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_columns_are_those_of_the_terminal_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
-    assert output.text_width(100) == 100
+    assert output.terminal_columns() is None
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    assert (output.text_width(100), output.text_width(50)) == (60, 50)
+    assert output.terminal_columns() == 60

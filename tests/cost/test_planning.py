@@ -95,8 +95,7 @@ def test_deductions() -> None:
     one = deductions.all_to_all_bytes_per_token(layers=58, active=8, hidden_size=7168, hosts=1)
     four = deductions.all_to_all_bytes_per_token(layers=58, active=8, hidden_size=7168, hosts=4)
     assert (one, four) == (0, 58 * 8 * 7168 * 3 * 0.75)
-    assert deductions.nic_left_bytes_per_s(50, 60) == 0
-    assert deductions.receiver_bytes_per_s(nic_bytes_per_s=50, pcie_bytes_per_s=63, pcie_busy_bytes_per_s=33) == 30
+    assert (deductions.left_bytes_per_s(50, 20), deductions.left_bytes_per_s(50, 60)) == (30, 0)
 
 
 def test_money() -> None:

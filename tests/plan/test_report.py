@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 
 import msgspec
 import pytest
 
+from dualpath.cost.tpot import Scheme
+from dualpath.plan.model import Experts
 from dualpath.plan.options import ModelOptions, PlanOptions
 from dualpath.plan.report import render
 from dualpath.plan.resolve import deployment
@@ -63,7 +66,7 @@ def test_text_is_within_the_width(make: Make, values: dict[str, int]) -> None:
 @pytest.mark.parametrize("width", [50, 60, 80])
 def test_a_narrow_terminal_gets_lists_instead_of_broken_rows(make: Make, width: int) -> None:
     d = make(concurrency=8)
-    wide, narrow = (text(simulate(d), width=columns) for columns in (WIDTH, width))
+    wide, narrow = (text(simulate(d), columns=columns) for columns in (None, width))
     lines = narrow.splitlines()
     assert max(len(line) for line in lines if "://" not in line) <= width
     assert all(line == line.rstrip() for line in lines)
@@ -75,6 +78,17 @@ def test_an_index_is_named_beside_the_kv_it_is_part_of() -> None:
     sparse = simulate(deployment(PlanOptions(model=ModelOptions(name="deepseek-v3.2"))))
     assert sparse.kv.bytes_per_token == 61 * (1152 + 132)
     assert "76.5 KiB by token, 7.86 KiB of it index;" in text(sparse)
+
+
+def test_nics_full_of_expert_traffic_bring_nothing_for_ever(make: Make) -> None:
+    dense = make(hosts=8, nic="1G", concurrency=256)
+    experts = Experts(count=64, active=8, layers=30)
+    d = msgspec.structs.replace(dense, model=dataclasses.replace(dense.model, experts=experts))
+    plan = simulate(d)
+    assert plan.links.receiver_bytes_per_s == 0
+    assert {row.scheme: row.tpot_s for row in plan.schemes}[Scheme.AUTO] == math.inf
+    assert "for ever" in text(plan)
+    assert not re.search(r"\b(inf|nan)\b", render(plan, sweep(d, "context", CONTEXTS)))
 
 
 def test_text_says_verdict_schemes_and_units(plan: Plan) -> None:

@@ -134,11 +134,15 @@ def test_a_hot_region_larger_than_what_is_left_is_refused(make: Make) -> None:
         simulate(make(hot="70GiB"))
 
 
-def test_expert_traffic_comes_off_the_nics(make: Make) -> None:
+def test_expert_traffic_comes_off_the_nics_and_pcie(make: Make) -> None:
     dense = make(hosts=4, concurrency=1, target=10)
     model = dataclasses.replace(dense.model, experts=Experts(count=64, active=8, layers=30), hidden_size=4096)
     d = msgspec.structs.replace(dense, model=model)
-    assert simulate(d).links.all_to_all_bytes_per_s == pytest.approx(30 * 8 * 4096 * 3 * 0.75 * 10)
+    busy, found = 30 * 8 * 4096 * 3 * 0.75 * 10, simulate(d).links
+    assert found.all_to_all_bytes_per_s == pytest.approx(busy)
+    assert found.receiver_bytes_per_s == pytest.approx(4 * 50e9 - busy)
+    wide = msgspec.structs.replace(d, network=msgspec.structs.replace(d.network, nics=8))  # PCIe is the narrower
+    assert simulate(wide).links.receiver_bytes_per_s == pytest.approx(found.pcie_bytes_per_s - busy)
     assert simulate(dense).links.all_to_all_bytes_per_s == 0
 
 

@@ -65,9 +65,9 @@ def emit(as_json: bool, value: T, render: Callable[[T], None]) -> None:
     sys.stdout.flush()
 
 
-def text_width(most: int) -> int:
-    """Return the columns of the terminal on stdout, `most` at most; without a terminal `most`."""
-    return min(most, shutil.get_terminal_size().columns) if sys.stdout.isatty() else most
+def terminal_columns() -> int | None:
+    """Return the columns of the terminal on stdout, `None` where there is no terminal."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def check_report(path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dualpath.cli.output import check_report, emit, text_width, write_report
+from dualpath.cli.output import check_report, emit, terminal_columns, write_report
 from dualpath.errors import UsageError
 
 if TYPE_CHECKING:
@@ -219,15 +219,15 @@ def _read(path: Path) -> bytes:
 
 
 def _print_plan(result: Plan) -> None:
-    from dualpath.plan.tables import WIDTH, text
+    from dualpath.plan.tables import text
 
-    typer.echo(text(result, width=text_width(WIDTH)))
+    typer.echo(text(result, columns=terminal_columns()))
 
 
 def _print_check(report: CheckReport) -> None:
     from dualpath.plan.check import TOLERANCE, table
-    from dualpath.plan.tables import WIDTH, as_text
+    from dualpath.plan.tables import as_text
 
-    typer.echo("\n".join(as_text(table(report), width=text_width(WIDTH))))
+    typer.echo("\n".join(as_text(table(report), columns=terminal_columns())))
     verdict = "all within" if report.ok else "not all within"
     typer.echo(f"largest error {report.largest_error:.0%}: {verdict} {TOLERANCE:.0%}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from dualpath.errors import UsageError
@@ -25,8 +26,8 @@ def bits_per_s(bytes_per_s: float) -> float:
 
 
 def transfer_s(total_bytes: float, rate_bytes_per_s: float) -> float:
-    """Return the seconds that `total_bytes` take."""
-    return total_bytes / rate_bytes_per_s
+    """Return the seconds that `total_bytes` take: nothing takes none, and something at no rate for ever."""
+    return 0.0 if not total_bytes else total_bytes / rate_bytes_per_s if rate_bytes_per_s else math.inf
 
 
 def needed_bytes_per_s(total_bytes: float, seconds: float) -> float:

@@ -25,7 +25,7 @@ def kv_room_bytes(
 def all_to_all_bytes_per_token(
     *, layers: int, active: int, hidden_size: int, hosts: int, dispatch_bytes: int = 1, combine_bytes: int = 2
 ) -> float:
-    """Return what a host's NICs send for one token of a mixture of experts spread over `hosts` hosts.
+    """Return what all hosts' NICs together send for one token of a mixture of experts spread over `hosts` hosts.
 
     In each expert layer the token's hidden row goes to `active` experts (dispatch, fp8) and comes back from each
     (combine, bf16): DeepSeek-V3, arXiv 2412.19437, section 3.3. `(hosts - 1) / hosts` of that leaves the host; rows for
@@ -35,16 +35,10 @@ def all_to_all_bytes_per_token(
     return layers * active * hidden_size * (dispatch_bytes + combine_bytes) * away
 
 
-def nic_left_bytes_per_s(nic_bytes_per_s: float, busy_bytes_per_s: float) -> float:
-    """Return what NICs have left beside other traffic, never below 0."""
-    return max(0.0, nic_bytes_per_s - busy_bytes_per_s)
+def left_bytes_per_s(link_bytes_per_s: float, busy_bytes_per_s: float) -> float:
+    """Return what a link has left beside other traffic, never below 0.
 
-
-def receiver_bytes_per_s(
-    *, nic_bytes_per_s: float, pcie_bytes_per_s: float, pcie_busy_bytes_per_s: float = 0.0
-) -> float:
-    """Return how fast a receiver can take KV into its accelerators: NIC and PCIe are in a row, so the slower counts.
-
-    A byte from a NIC crosses the GPU's own PCIe link, as does a byte from this host's DRAM (`pcie_busy_bytes_per_s`).
+    A byte from a NIC crosses the GPU's own PCIe link too, as does one from this host's DRAM: of links in a row the one
+    with the least left counts.
     """
-    return min(nic_bytes_per_s, nic_left_bytes_per_s(pcie_bytes_per_s, pcie_busy_bytes_per_s))
+    return max(0.0, link_bytes_per_s - busy_bytes_per_s)

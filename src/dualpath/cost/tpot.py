@@ -30,6 +30,7 @@ from dualpath.cost.balance import (
     fetch_all,
     reduce_all,
 )
+from dualpath.cost.bandwidth import transfer_s
 
 
 class Scheme(enum.StrEnum):
@@ -94,7 +95,7 @@ def exchange_s(*, node_bytes: float, nodes: int, sender_bytes_per_s: float, rece
     `node_bytes` are one node's queries and partials, of the whole batch. A node has its own link; this host's links are
     shared by all of them.
     """
-    return node_bytes / min(sender_bytes_per_s, receiver_bytes_per_s / nodes)
+    return transfer_s(node_bytes, min(sender_bytes_per_s, receiver_bytes_per_s / nodes))
 
 
 def _named(load: StepLoad, split: Split) -> SchemeTime:

@@ -76,9 +76,8 @@ def links(d: Deployment) -> Links:
         busy = per_token * d.workload.concurrency * d.workload.target_tokens_per_s
     pcie = host.gpu.pcie_bytes_per_s * host.all_gpus
     sender = network.nic_bytes_per_s * d.pool.nics
-    receiver = deductions.receiver_bytes_per_s(
-        nic_bytes_per_s=deductions.nic_left_bytes_per_s(nics, busy), pcie_bytes_per_s=pcie
-    )
+    pcie_left = deductions.left_bytes_per_s(pcie, busy)  # expert traffic crosses PCIe on its way to the NICs
+    receiver = min(deductions.left_bytes_per_s(nics, busy), pcie_left)
     return Links(
         nic_bytes_per_s=nics,
         all_to_all_bytes_per_s=busy,
@@ -87,7 +86,7 @@ def links(d: Deployment) -> Links:
         sender_bytes_per_s=sender,
         all_senders_bytes_per_s=sender * d.pool.nodes,
         joined_bytes_per_s=bandwidth.joined_bytes_per_s([sender] * d.pool.nodes, receiver),
-        tier_bytes_per_s=min(pcie, d.compute.dram_bytes_per_s * host.hosts),
+        tier_bytes_per_s=min(pcie_left, d.compute.dram_bytes_per_s * host.hosts),
     )
 
 

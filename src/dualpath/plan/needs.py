@@ -32,7 +32,8 @@ def nics_needed(d: Deployment, load: StepLoad, busy_s: float, has: Links, *, sen
     """
     fetched = load.layers * sum(load.remote_bytes)
     rate = fetched / d.workload.budget_s
-    if not fetched or busy_s > d.workload.budget_s or rate > min(has.pcie_bytes_per_s, senders_bytes_per_s):
+    pcie = deductions.left_bytes_per_s(has.pcie_bytes_per_s, has.all_to_all_bytes_per_s)
+    if not fetched or busy_s > d.workload.budget_s or rate > min(pcie, senders_bytes_per_s):
         return None
     wanted = math.ceil((rate + has.all_to_all_bytes_per_s) / d.network.nic_bytes_per_s)
     return wanted if wanted > d.network.nics * d.compute.hosts else None

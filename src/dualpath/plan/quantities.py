@@ -47,7 +47,9 @@ def _parse(text: str | float, units: Mapping[str, float], what: str, hint: str) 
 
 
 def seconds(value: float) -> str:
-    """Return a time with three digits in the unit that suits: `45 ms`, `1.37 s`, `16 us`, `2.5 h`."""
+    """Return a time with three digits in the unit that suits: `45 ms`, `1.37 s`, `16 us`, `2.5 h`, or `for ever`."""
+    if math.isinf(value):
+        return "for ever"
     if value >= 1000:
         return f"{three_digits(value / 3600)} h"
     for unit, scale in (("s", 1.0), ("ms", 1e-3)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from html import escape
 
 from dualpath.cost.tpot import Scheme
@@ -38,7 +39,7 @@ def _tpot(plan: Plan, by_context: Sweep) -> str:
         points = tuple(
             (float(point.value), time * 1e3)
             for point in by_context.points
-            if (time := point.tpot_s[name]) is not None and time > 0
+            if (time := point.tpot_s[name]) is not None and 0 < time < math.inf
         )
         if points:
             shown.append(Curve(name, colour, points))

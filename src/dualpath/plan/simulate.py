@@ -6,7 +6,7 @@ import math
 
 import msgspec
 
-from dualpath.cost import compute, kv, tpot
+from dualpath.cost import bandwidth, compute, kv, tpot
 from dualpath.cost.balance import Rates, StepLoad
 from dualpath.cost.prefill_decode import RatioBounds, ratio_bounds
 from dualpath.cost.tpot import Scheme, SchemeTime
@@ -192,7 +192,7 @@ def _ttft_s(d: Deployment, scheme: Scheme, found: Memory, has: Links) -> float |
         return busy_s
     rate = {Scheme.TIERS: has.tier_bytes_per_s, Scheme.FETCH: min(has.sender_bytes_per_s, has.receiver_bytes_per_s)}
     again = compute.reread_in_chunks_bytes(remote, context, d.workload.chunk_tokens)
-    return max(busy_s, max(remote, again) / rate.get(scheme, has.joined_bytes_per_s))
+    return max(busy_s, bandwidth.transfer_s(max(remote, again), rate.get(scheme, has.joined_bytes_per_s)))
 
 
 def _resume_s(d: Deployment, scheme: Scheme, has: Links) -> float:

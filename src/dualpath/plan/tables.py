@@ -1,4 +1,4 @@
-"""A plan as tables, and the tables as plain text within 100 columns or fewer. Pure: values in, words out.
+"""A plan as tables, and the tables as plain text for terminals and files. Pure: values in, words out.
 
 Memory is in binary units (KiB, MiB, GiB), rates of links in decimal ones (GB/s, Gbit/s).
 """
@@ -14,6 +14,7 @@ from dualpath.plan.result import Plan, Ruling, SchemeRow, Sweep
 from dualpath.units import format_bytes
 
 WIDTH = 100
+"""Columns that sentences fill; rows may be longer."""
 NONE = "-"
 _SHORT = {Ruling.WILL_NOT_MEET: "will miss"}
 
@@ -57,20 +58,22 @@ def tables(plan: Plan) -> Iterator[Table]:
     yield Table("Taken for granted", (), (), notes=plan.assumptions)
 
 
-def text(plan: Plan, *, width: int = WIDTH) -> str:
-    """Return the whole page as plain text within `width` columns."""
+def text(plan: Plan, *, columns: int | None = None) -> str:
+    """Return the whole page as plain text. `columns` are those of the terminal; `None`: there is none."""
+    width = _prose_width(columns)
     lines = [*_wrapped(heading(plan), width), ""]
     lines += _wrapped(f"{plan.verdict.ruling.upper()}: {plan.verdict.reason}", width)
     lines += _wrapped(f"Deployment test: {plan.verdict.deployment_test}", width)
     for table in tables(plan):
-        lines += ["", *as_text(table, width=width)]
+        lines += ["", *as_text(table, columns=columns)]
     return "\n".join(lines)
 
 
-def as_text(table: Table, *, width: int = WIDTH) -> list[str]:
-    """Return one table as lines: title, heading, rows, notes. Rows too long for `width` are set as lists."""
-    grid = _grid(table)
-    rows = grid if max(map(len, grid), default=0) <= width else _lists(table, width)
+def as_text(table: Table, *, columns: int | None = None) -> list[str]:
+    """Return one table as lines: title, heading, rows, notes. Rows too long for a terminal are set as lists."""
+    width, rows = _prose_width(columns), _grid(table)
+    if columns is not None and any(len(row) > columns for row in rows):
+        rows = _lists(table, width)
     notes = [line for note in table.notes for line in _wrapped(note, width, "  " if table.rows else "  - ")]
     return [table.title, *rows, *notes]
 
@@ -242,6 +245,10 @@ def _ratio(plan: Plan) -> Table:
     if bounds.possible:
         note = f"no link is the bottleneck while {bounds.lowest:.3g} <= P/D <= {bounds.highest:.3g}"
     return Table("Prefill hosts to decode hosts", (), (), notes=(note,))
+
+
+def _prose_width(columns: int | None) -> int:
+    return WIDTH if columns is None else min(WIDTH, columns)
 
 
 def _wrapped(words: str, width: int, indent: str = "") -> list[str]:
