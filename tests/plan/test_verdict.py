@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from dualpath.cost.tpot import Scheme
+from dualpath.plan.catalogue import names
 from dualpath.plan.inputs import Measured, Prices
+from dualpath.plan.options import (
+    ComputeOptions,
+    ModelOptions,
+    NetworkOptions,
+    PlanOptions,
+    PoolOptions,
+    WorkloadOptions,
+)
+from dualpath.plan.resolve import deployment
 from dualpath.plan.result import Ruling, Verdict
 from dualpath.plan.simulate import simulate
+from dualpath.plan.tables import text
 
 from .conftest import Make
 
@@ -123,3 +139,51 @@ def test_the_deployment_test(make: Make, latency: str, words: str) -> None:
 def test_the_same_load_on_wider_nics_is_well_under_them(make: Make) -> None:
     assert "well under" not in verdict(make, concurrency=8).deployment_test
     assert "well under" in verdict(make, concurrency=8, gpus=8, nics=8).deployment_test
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    model=st.sampled_from(names("models")),
+    dtype=st.sampled_from([None, "fp8", "float32"]),
+    context=st.sampled_from([None, 1, 4096]),
+    concurrency=st.sampled_from([1, 64, 10_000]),
+    target=st.sampled_from([0.01, 10.0, 1000.0]),
+    compute=st.builds(
+        ComputeOptions,
+        gpu=st.sampled_from(names("gpus")),
+        gpus=st.sampled_from([1, 8, 64]),
+        hosts=st.sampled_from([1, 2, 16]),
+        hot=st.sampled_from([None, "0"]),
+        dram=st.sampled_from([None, "0", "10TiB"]),
+    ),
+    nic=st.sampled_from([*names("nics"), "1M"]),
+    pool=st.builds(PoolOptions, nodes=st.sampled_from([1, 4, 300]), memory=st.sampled_from([None, "0", "1"])),
+)
+def test_the_ruling_is_what_the_table_says_whatever_the_deployment(
+    model: str,
+    dtype: str | None,
+    context: int | None,
+    concurrency: int,
+    target: float,
+    compute: ComputeOptions,
+    nic: str,
+    pool: PoolOptions,
+) -> None:
+    plan = simulate(
+        deployment(
+            PlanOptions(
+                model=ModelOptions(name=model, dtype=dtype),
+                workload=WorkloadOptions(context=context, concurrency=concurrency, target=target),
+                compute=compute,
+                network=NetworkOptions(nic=nic),
+                pool=pool,
+            )
+        )
+    )
+    meets = {row.scheme for row in plan.schemes if row.meets_target}
+    if plan.verdict.ruling is Ruling.NOT_NEEDED:
+        assert meets & {Scheme.ALL_LOCAL, Scheme.TIERS}
+    else:
+        assert not meets & {Scheme.ALL_LOCAL, Scheme.TIERS}
+        assert bool(meets) == (plan.verdict.ruling is Ruling.WORTH_IT)
+    assert not re.search(r"\b(nan|inf|None|1 tokens|1 nodes|\d+\.?\d*e\+\d+)\b", text(plan))

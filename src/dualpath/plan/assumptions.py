@@ -6,26 +6,28 @@ import math
 
 from dualpath.kv.layout import LayerKind
 from dualpath.plan.inputs import Deployment, Origin
-from dualpath.plan.quantities import gbit_per_s, gbyte_per_s, seconds
+from dualpath.plan.quantities import gbit_per_s, gbyte_per_s, plural, seconds
 from dualpath.plan.result import InputRow
-from dualpath.units import format_bytes
+from dualpath.units import format_bytes, three_digits
 
 
 def input_rows(d: Deployment) -> tuple[InputRow, ...]:
     """Return every input as text with its origin."""
     gpu, host, net, pool, load = d.compute.gpu, d.compute, d.network, d.pool, d.workload
     nics = net.nics * net.nic_bytes_per_s
-    arithmetic = "no limit" if math.isinf(pool.flop_per_s) else f"{pool.flop_per_s / 1e12:.3g} TFLOP/s by node"
+    arithmetic = (
+        "no limit" if math.isinf(pool.flop_per_s) else f"{three_digits(pool.flop_per_s / 1e12)} TFLOP/s by node"
+    )
     rows: list[tuple[str, str, Origin]] = [
         ("dtype", f"KV in {d.shape.dtype}", "default" if d.model.source == "given" else "nominal"),
-        ("context", f"{load.context:,} tokens", "default"),
-        ("concurrency", f"{load.concurrency} sequences", "default"),
+        ("context", plural(load.context, "token"), "default"),
+        ("concurrency", plural(load.concurrency, "sequence"), "default"),
         ("target", f"{load.target_tokens_per_s:g} tokens/s each", "default"),
         ("latency", seconds(load.latency_s), "default"),
-        ("chunk", f"{load.chunk_tokens:,} tokens", "default"),
+        ("chunk", plural(load.chunk_tokens, "token"), "default"),
         ("gpus", f"{host.all_gpus} x {gpu.name}", "default"),
         ("hbm", f"{format_bytes(gpu.memory_bytes)}, {gbyte_per_s(gpu.memory_bytes_per_s)} each", "nominal"),
-        ("flops", f"{gpu.bf16_flop_per_s / 1e12:.3g} TFLOP/s each (bf16, dense)", "nominal"),
+        ("flops", f"{three_digits(gpu.bf16_flop_per_s / 1e12)} TFLOP/s each (bf16, dense)", "nominal"),
         ("hot", _size(host.hot_bytes, "what HBM has left"), "default"),
         ("window", _size(host.window_bytes, "1/8 of that at most"), "default"),
         ("dram", f"{format_bytes(host.dram_bytes)}, {gbyte_per_s(host.dram_bytes_per_s)} by host", "default"),
