@@ -49,13 +49,28 @@ def nft(*rules: str, policy: str = "accept", more: str = "") -> bool:
         (('log prefix "dropped: " drop',), "accept", True),
         (('counter comment "udp dport 4791 drop"',), "accept", False),
         (("ct state vmap { established : accept, related : accept, invalid : drop }",), "accept", False),
-        (('iifname vmap { "lo" : accept, "eth2" : drop }',), "accept", False),  # not followed
+        (("ct state vmap { established : accept, related : accept, invalid : drop }",), "drop", True),
+        (('iifname vmap { "lo" : accept, "eth2" : drop }',), "accept", True),
+        (("udp dport vmap { 53 : drop, 4791 : accept }",), "drop", False),
+        (("udp dport vmap { 53 : accept, 4791 : drop }",), "accept", True),
+        (("udp dport vmap { 53 : accept,", "4000-4999 : drop }"), "accept", True),
+        (("udp dport vmap { 53 : accept } counter", "drop"), "accept", True),
+        (("ip saddr vmap { 10.0.0.1 : drop, 10.0.0.2 : accept }",), "drop", False),  # some are let in
+        (("ip saddr vmap { 10.0.0.1 : drop }",), "accept", False),
+        (("meta l4proto . th dport vmap { tcp . 22 : accept, udp . 4791 : accept }",), "drop", False),
+        (("udp dport vmap @ports",), "drop", False),  # whether it is among them is not said
         (("meta mark and 0x8000 == 0x8000 drop",), "accept", False),
         (("limit rate 10/second accept", "drop"), "accept", False),
     ],
 )
 def test_nft_rules(rules: tuple[str, ...], policy: str, dropped: bool) -> None:
     assert nft(*rules, policy=policy) is dropped
+
+
+@pytest.mark.parametrize(("rule", "dropped"), [("udp dport 4791 drop", True), ("udp dport 53 drop", False)])
+def test_a_verdict_map_may_jump(rule: str, dropped: bool) -> None:
+    chain = f"\tchain udp_in {{\n\t\t{rule}\n\t}}\n"
+    assert nft("meta l4proto vmap { tcp : accept, udp : jump udp_in }", more=chain) is dropped
 
 
 def test_nft_follows_jumps() -> None:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from dualpath.doctor.parsers.firewall_rules import Packet, Rule, iptables_rule, nft_rule
+from dualpath.doctor.parsers.firewall_rules import Packet, Rule, iptables_rule, nft_rules
 
 DEEPEST = 16
 """How deep chains may jump: the kernel's own limit."""
@@ -60,7 +60,7 @@ def judge_nft(text: str, port: int, interfaces: Iterable[str] = ()) -> Verdict:
             chain.hook = hook.group(1) if hook else ""
             chain.policy = policy.group(1) if policy else "accept"
         elif chain is not None and line:
-            chain.rules.append(nft_rule(line, packet))
+            chain.rules += nft_rules(line, packet)
     return _all(tables)
 
 

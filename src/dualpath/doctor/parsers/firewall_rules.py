@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Answer = Literal["yes", "no", "maybe"]
@@ -38,6 +38,8 @@ _NFT_IGNORED = re.compile(
 )
 _NFT_ACTION = re.compile(r"\b(accept|drop|reject|return)\s*$")
 _NFT_JUMP = re.compile(r"\b(jump|goto)\s+(\S+)\s*$")
+_NFT_MAP = re.compile(r"\bvmap\s+(\{[^{}]*\}|@\S+)")
+_NFT_ELEMENT = re.compile(r"([^,{}]+?) : ([^,{}]+)")
 _NFT_CONDITIONS: tuple[tuple[re.Pattern[str], Callable[[str, Packet], Answer]], ...] = (
     (re.compile(rf"\b(?:udp|th)\s+dport\s+{_VALUE}"), lambda value, packet: _ports(value, packet.port)),
     (re.compile(rf"\b(?:tcp|sctp|dccp|icmp|icmpv6)\s+(?:dport|sport|type|flags)\s+{_VALUE}"), lambda *_: "no"),
@@ -56,8 +58,24 @@ _IPTABLES_OPTION = re.compile(r"(!\s+)?(--?[a-zA-Z0-9-]+)((?:\s+(?!-|!\s)\S+)*)"
 _IPTABLES_ACTIONS = {"ACCEPT": "accept", "DROP": "drop", "REJECT": "reject", "RETURN": "return"}
 
 
-def nft_rule(line: str, packet: Packet) -> Rule:
-    """Return a rule of `nft list ruleset`. Verdict maps are not followed: such a rule decides nothing."""
+def nft_rules(line: str, packet: Packet) -> list[Rule]:
+    """Return a line of `nft list ruleset` as rules: a verdict map is one rule for each of its elements.
+
+    `udp dport vmap { 53 : drop, 4791 : accept }` is `udp dport 53 drop` and `udp dport 4791 accept`. A named map, or
+    one of several fields, may accept the packet.
+    """
+    found = _NFT_MAP.search(line)
+    if found is None:
+        return [_nft_rule(line, packet)]
+    key, elements = line[: found.start()], _NFT_ELEMENT.findall(found.group(1))
+    if not elements or " . " in key:
+        return [Rule(line, "maybe", "accept")]
+    return [
+        replace(_nft_rule(f"{key} {value.strip()} {verdict.strip()}", packet), text=line) for value, verdict in elements
+    ]
+
+
+def _nft_rule(line: str, packet: Packet) -> Rule:
     rest = _NFT_IGNORED.sub(" ", line)
     action, jump = _NFT_ACTION.search(rest), _NFT_JUMP.search(rest)
     rest = _NFT_JUMP.sub("", _NFT_ACTION.sub("", rest))
