@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gzip
 import io
 import json
 import os
 import subprocess
 import tarfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -168,6 +170,8 @@ def special(name: str, kind: bytes) -> tuple[tarfile.TarInfo, bytes]:
         (made(manifest(), special("files/x", tarfile.LNKTYPE)), "neither a file nor a link"),
         (made(manifest(), (tarfile.TarInfo("files/x"), b"\xff\xfe")), "decode"),
         (made(manifest(), (tarfile.TarInfo("measured/raw.json"), b"{}")), "measured/raw.json is malformed"),
+        (made(manifest(), (tarfile.TarInfo("measured/run.json"), b'{"a":' * 50_000)), "measured/run.json is malformed"),
+        (made(manifest(host="a"), (tarfile.TarInfo("manifest.json"), b"[" * 50_000)), "manifest.json is malformed"),
     ],
 )
 def test_what_is_wrong_is_said(data: bytes, says: str) -> None:
@@ -178,7 +182,7 @@ def test_what_is_wrong_is_said(data: bytes, says: str) -> None:
 
 def test_a_member_that_is_too_large_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archive, "LARGEST_MEMBER", 100)
-    with pytest.raises(UsageError, match="files/x has 101 bytes; 100 are the most"):
+    with pytest.raises(UsageError, match="'files/x' has 101 bytes; 100 are the most"):
         unpack(made(manifest(), (tarfile.TarInfo("files/x"), bytes(101))))
 
 
@@ -196,6 +200,15 @@ def test_too_many_members_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         unpack(pack(RECORDING))
 
 
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME])
+def test_headers_about_headers_without_end_are_refused(kind: bytes) -> None:
+    header, text = special("x", kind)[0], b"12 path=aaa\n"
+    header.size = len(text)
+    endless = (header.tobuf() + text.ljust(tarfile.BLOCKSIZE, b"\0")) * 3000
+    with pytest.raises(UsageError, match="headers without end"):
+        unpack(gzip.compress(endless, mtime=0))
+
+
 def test_fields_of_a_later_release_are_ignored() -> None:
     assert unpack(made(manifest(colour="blue"))).host == "a"
 
@@ -205,3 +218,34 @@ def test_paths_that_cannot_be_used_are_named(tmp_path: Path) -> None:
         read_archive(tmp_path / "none.tar.gz")
     with pytest.raises(HostError, match="cannot write"):
         write_archive(RECORDING, tmp_path / "no" / "such" / "folder.tar.gz")
+
+
+def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "host.tar.gz"
+    write_archive(RECORDING, place)
+
+    def full(path: Path, data: bytes) -> int:
+        with path.open("wb") as file:
+            file.write(data[:100])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(HostError, match="No space left"):
+        write_archive(Recording("another"), place)
+    assert read_archive(place) == RECORDING
+    assert list(tmp_path.iterdir()) == [place]
+
+
+def test_a_pipe_stays_a_pipe(tmp_path: Path) -> None:
+    pipe = tmp_path / "host.tar.gz"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor(1) as pool:
+        read = pool.submit(pipe.read_bytes)
+        write_archive(RECORDING, pipe)
+        assert unpack(read.result(60)) == RECORDING
+    assert pipe.is_fifo()
+
+
+def test_a_dash_is_stdout(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    write_archive(RECORDING, Path("-"))
+    assert unpack(capfdbinary.readouterr().out) == RECORDING

@@ -169,3 +169,11 @@ def test_the_reference_has_every_check_with_what_it_reads() -> None:
         assert f"### {one.name}\n\n{one.title}.\n" in page
         for read in one.reads:
             assert f"- `{read}`\n" in page
+
+
+def test_a_hosts_words_do_not_move_the_cursor() -> None:
+    evil = "\x1b[2J\x9b\x07evil"
+    report = Report((evil, "b"), (Finding(level=Level.INFO, symptom=evil, fix=evil, evidence=(evil,), host=evil),))
+    texts = [line.text for line in report_lines(report, verbose=True)]
+    assert all(text.isprintable() for text in (*texts, summary(report), summary(Report((evil,), ()))))
+    assert all("evil" in text for text in texts)

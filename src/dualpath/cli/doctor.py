@@ -79,7 +79,7 @@ def doctor_command(
 
 
 def collect_command(
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="Where to write.")],
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="Where to write; - is stdout.")],
     redact: Annotated[
         bool, typer.Option("--redact", help="Replace addresses, GUIDs, serial numbers and host names.")
     ] = False,
@@ -105,6 +105,7 @@ def collect_command(
         dualpath doctor collect -o $(hostname).tar.gz
         dualpath doctor collect -o host.tar.gz --redact
         dualpath doctor collect -o host.tar.gz --peer 10.0.0.2
+        ssh pool-1 dualpath doctor collect -o - > pool-1.tar.gz
     """
     if salt and not redact:
         raise UsageError("--salt without --redact", hint="add --redact")
@@ -223,7 +224,7 @@ def _measured(raw: Path | None, run: Path | None) -> Measured:
             return msgspec.json.decode(path.read_bytes(), type=kind)
         except OSError as error:
             raise UsageError(f"cannot read {path}: {error.strerror}", hint="check the path") from error
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             raise UsageError(f"{path}: {error}", hint=f"give a file that `{writer}` wrote") from error
 
     return Measured(
@@ -264,7 +265,7 @@ def _print_report(report: Report, *, verbose: bool, as_json: bool, without_root:
 def _print_lines(report: Report, *, verbose: bool, without_root: list[str]) -> None:
     from rich.text import Text
 
-    from dualpath.doctor.text import report_lines, summary
+    from dualpath.doctor.text import one_line, report_lines, summary
 
     console = stdout_console()
     for line in report_lines(report, verbose=verbose):
@@ -275,5 +276,5 @@ def _print_lines(report: Report, *, verbose: bool, without_root: list[str]) -> N
             console.print(Text.assemble((line.head, style), f"  {line.text}"), soft_wrap=True)
     console.print(Text(summary(report), style="bold"), soft_wrap=True)
     if without_root:
-        hosts = f"{', '.join(without_root)}: " if len(report.hosts) > 1 else ""
+        hosts = f"{one_line(', '.join(without_root))}: " if len(report.hosts) > 1 else ""
         console.print(Text(f"{hosts}{NOT_ROOT}", style="dim"), soft_wrap=True)

@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
 import posixpath
+import sys
 import tarfile
 import zlib
 from collections.abc import Iterator
@@ -59,12 +61,32 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_archive(recording: Recording, path: Path) -> None:
-    """Write `recording` to `path`, replacing what is there. Raises `HostError` where that is not possible."""
+    """Write `recording` to `path`, replacing what is there; `-` is stdout.
+
+    Raises `HostError` where that is not possible; a file that was there is then whole still.
+    """
     data = pack(recording)
+    if str(path) == "-":
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+        return
     try:
-        path.write_bytes(data)
+        if path.exists() and not path.is_file():  # a pipe or a device
+            path.write_bytes(data)
+        else:
+            _replace(path, data)
     except OSError as error:
         raise HostError(f"cannot write {path}: {error.strerror}", hint="give -o another place") from error
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Write a file beside `path` and put it in its place."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        beside.write_bytes(data)
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def read_archive(path: Path) -> Recording:
@@ -117,6 +139,8 @@ def unpack(data: bytes, *, name: str = "the archive") -> Recording:
             "ends too early" if isinstance(error, EOFError | tarfile.ReadError) and data[:2] == b"\x1f\x8b" else error
         )
         raise UsageError(f"{name} is no recording: {what}", hint=_AGAIN) from error
+    except RecursionError as error:  # tarfile follows headers about headers one call deeper each
+        raise UsageError(f"{name} is no recording: headers without end", hint=_AGAIN) from error
     except (_Refused, UnicodeError, ValueError) as error:
         raise UsageError(f"{name} is no recording: {error}", hint=_AGAIN) from error
     return _recording(name, texts, links)
@@ -186,11 +210,11 @@ def _take(archive: tarfile.TarFile, member: tarfile.TarInfo, texts: dict[str, st
         texts[name] = ""
     elif member.isreg() and not member.issparse():
         if member.size > LARGEST_MEMBER:
-            raise _Refused(f"{name} has {member.size:,} bytes; {LARGEST_MEMBER:,} are the most")
+            raise _Refused(f"{name!r} has {member.size:,} bytes; {LARGEST_MEMBER:,} are the most")
         file = archive.extractfile(member)
         texts[name] = file.read().decode(errors="surrogatepass") if file else ""
     else:
-        raise _Refused(f"{name} is neither a file nor a link")
+        raise _Refused(f"{name!r} is neither a file nor a link")
 
 
 def _recording(name: str, texts: dict[str, str], links: dict[str, str]) -> Recording:
@@ -217,7 +241,7 @@ def _manifest(name: str, text: str | None) -> Manifest:
         raise UsageError(f"{name} is no recording: it has no manifest.json", hint=_AGAIN)
     try:
         manifest = msgspec.json.decode(text, type=Manifest)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise UsageError(f"{name}: manifest.json is malformed: {error}", hint=_AGAIN) from error
     if manifest.format != FORMAT:
         raise UsageError(f"{name} is no recording: its format is {manifest.format!r}", hint=_AGAIN)
@@ -249,5 +273,5 @@ def _decoded(name: str, member: str, texts: dict[str, str], kind: type[Any]) -> 
         return None
     try:
         return msgspec.json.decode(text, type=kind)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise UsageError(f"{name}: {member} is malformed: {error}", hint=_AGAIN) from error

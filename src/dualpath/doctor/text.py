@@ -26,23 +26,23 @@ def report_lines(report: Report, *, verbose: bool) -> Iterator[Line]:
     width = max((len(finding.check) for finding in findings), default=0)
     several = len(report.hosts) > 1
     for finding in findings:
-        host = f"{finding.host}: " if several and finding.host else ""
-        fix = f"  → {_one_line(finding.fix)}" if finding.fix else ""
+        host = f"{one_line(finding.host)}: " if several and finding.host else ""
+        fix = f"  → {one_line(finding.fix)}" if finding.fix else ""
         yield Line(
             finding.level,
             f"{finding.level.value:<8}  {finding.check:<{width}}",
-            f"{host}{_one_line(finding.symptom)}{fix}",
+            f"{host}{one_line(finding.symptom)}{fix}",
         )
         if verbose:
             for text in (*([f"cause: {finding.cause}"] if finding.cause else ()), *finding.evidence):
-                yield Line(finding.level, "", _one_line(text), detail=True)
+                yield Line(finding.level, "", one_line(text), detail=True)
 
 
 def summary(report: Report) -> str:
     """Return the last line: how many of each level, over how many hosts."""
     counts = [f"{report.count(level)} {level.value}" for level in Level if report.count(level)]
     hosts = report.hosts[0] if len(report.hosts) == 1 else f"{len(report.hosts)} hosts"
-    return f"{hosts}: {', '.join(counts) or 'nothing to judge'}"
+    return f"{one_line(hosts)}: {', '.join(counts) or 'nothing to judge'}"
 
 
 def _joined(findings: Iterable[Finding]) -> list[Finding]:
@@ -61,5 +61,6 @@ def _joined(findings: Iterable[Finding]) -> list[Finding]:
     ]
 
 
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
+def one_line(text: str) -> str:
+    """Return `text` without what would move a terminal's cursor or change its colours: it may be another host's."""
+    return "".join(letter if letter.isprintable() else "�" for letter in " ".join(text.split()))
