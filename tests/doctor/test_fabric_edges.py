@@ -31,6 +31,7 @@ from dualpath.doctor.checks import (
 )
 from dualpath.doctor.host import Host
 from dualpath.doctor.recording import Output, Recording
+from dualpath.doctor.subjects import roce_nics
 from dualpath.host.pci import PcieLink, pci_device
 from dualpath.host.rdma import Gid, parse_gid
 from dualpath.testing.recordings import load_fixture
@@ -139,10 +140,42 @@ def test_the_path_mtu_is_worked_out_where_no_tool_says_it() -> None:
     assert "1024 of at most 4096 bytes" in finding.symptom
 
 
-def test_without_a_small_probe_a_silent_path_is_unknown() -> None:
-    lost = Output("1 packets transmitted, 0 received, 100% packet loss", exit_code=1)
-    recording = replace(HEALTHY["cx6dx"], commands={"ping -M do -c 1 -W 1 -s 8972 192.0.2.9": lost})
-    assert [finding.level for finding in said(mtu, recording)] == [Level.UNKNOWN]
+LOST = Output("1 packets transmitted, 0 received, 100% packet loss, time 0ms", exit_code=1)
+PASSED = Output("1 packets transmitted, 1 received, 0% packet loss, time 0ms")
+NO_ROUTE = Output("", "ping: connect: Network is unreachable", 2)
+
+
+@pytest.mark.parametrize(
+    ("large", "small", "level", "says"),
+    [
+        (PASSED, PASSED, Level.OK, "packets of 9000 bytes reach 192.0.2.9 whole"),
+        (PASSED, LOST, Level.OK, "whole"),
+        (LOST, PASSED, Level.CRITICAL, "vanish, small ones arrive"),
+        (LOST, LOST, Level.UNKNOWN, "nothing there answers ping"),
+        (LOST, None, Level.UNKNOWN, "nothing there answers ping"),
+        (NO_ROUTE, NO_ROUTE, Level.UNKNOWN, "Network is unreachable"),
+        (Output("", "stopped: it took too long", -1), PASSED, Level.UNKNOWN, "it took too long"),
+    ],
+)
+def test_a_peers_probes_make_one_finding(large: Output, small: Output | None, level: Level, says: str) -> None:
+    probes = {"ping -M do -c 1 -W 1 -s 8972 192.0.2.9": large, "ping -M do -c 1 -W 1 -s 56 192.0.2.9": small}
+    given = {line: output for line, output in probes.items() if output is not None}
+    (finding,) = said(mtu, replace(HEALTHY["cx6dx"], commands=given))
+    assert finding.level is level
+    assert says in finding.symptom
+
+
+def test_a_peer_that_could_not_be_pinged_is_not_passed_over() -> None:
+    (finding,) = said(mtu, Recording("h", missing=("ping",)))
+    assert (finding.level, finding.fix) == (Level.UNKNOWN, "install iputils-ping")
+
+
+def test_the_fast_path_below_a_hyper_v_nic_is_no_roce_nic() -> None:
+    azure = load_fixture(FIXTURES / "azure-accelerated.toml").recording
+    master = "/sys/class/net/enP6699s1/master"
+    assert roce_nics(Host(azure)) == ()
+    alone = {path: target for path, target in azure.links.items() if path != master}
+    assert [nic.name for nic in roce_nics(Host(replace(azure, links=alone)))] == ["enP6699s1"]
 
 
 def test_ports_that_together_outrun_their_slot_are_told() -> None:

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from dualpath.cli.output import say, stdout_console
-from dualpath.doctor.collect import run_command
+from dualpath.doctor.commands import run_command
 from dualpath.doctor.watch import Rates, rates, sample
 from dualpath.host.tree import LiveTree
 

@@ -1,44 +1,39 @@
 """Records this machine: every file and command of `sources`, within a deadline.
 
 Commands run side by side while files are read; what has not answered in time is stopped and recorded as such. Nothing
-is changed on the machine, nothing goes through a shell, and every program speaks the C locale.
+is changed on the machine.
 """
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import re
-import shutil
-import signal
 import socket
 import stat
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from dualpath.doctor import netlink, sources
+from dualpath.doctor import sources
+from dualpath.doctor.commands import Commands
 from dualpath.doctor.globs import expand
 from dualpath.doctor.recording import Output, Recording
 from dualpath.errors import UsageError
 from dualpath.host.nics import Nic, nics
-from dualpath.host.tree import LARGEST_FILE, LiveTree, Tree
+from dualpath.host.tree import LiveTree, Tree
 
 COMMANDS_S, AGAIN_S = 1.3, 0.4
 """How long commands may take where the whole is to take two seconds: the first time, and when they run again."""
-STOPPING_S = 0.2
-"""How long a command that was killed may take to be gone."""
+PROBES_S = 3.0
+"""How long probes of a peer may take: ping waits a second for an answer. Only who asks for them waits so long."""
 AT_ONCE = 16
 """Commands that run side by side. Most wait for a driver or a firmware."""
 MOST_NICS = 32
 """Interfaces that commands are run for: those that are up and no virtual functions first."""
 LARGEST_PACKET = 65535
 """Bytes, IPv4 header included (RFC 791): loopback's MTU is one more."""
-SEARCHED = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""Where programs are looked for after `PATH`: users often have no sbin in theirs."""
 
 Runner = Callable[[str, float], Output | None]
 """Runs a command line until a time of `time.monotonic`; `None` if the program is not installed."""
@@ -57,17 +52,19 @@ def collect(
     `peer` is an address to send probes to. Counters are read twice, `seconds` apart; once if that is 0. Commands may
     take `patience_s`; the second round `AGAIN_S` of its own. Raises `UsageError` for a peer that is no address or name.
     """
-    tree, run = tree or LiveTree(), run or run_or_ask
-    probes = [] if not peer else probe_lines(peer, _mtu_towards(peer, tree))
+    tree, tools = tree or LiveTree(), Commands()
+    run = run or tools.run_or_ask
+    probes = [] if not peer else probe_lines(*_route(peer, tree))
     hardware = [nic for nic in nics(tree) if nic.kind in ("physical", "member", "bond")]
     names = [nic.name for nic in hardware]
     chosen = [nic.name for nic in _by_interest(hardware, tree)[:MOST_NICS]]
     again = [line for line in _lines(sources.COUNTER_COMMANDS, chosen) if line.startswith("ethtool") or _has_rdma(tree)]
-    once = [*probes, *sources.HOST_COMMANDS, *_lines(sources.NIC_COMMANDS, chosen)]
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+    once = [*sources.HOST_COMMANDS, *_lines(sources.NIC_COMMANDS, chosen)]
+    with ThreadPoolExecutor(AT_ONCE) as pool, tools:  # interrupted, it ends the tools before it waits
         began_s = time.monotonic()
         until_s = began_s + patience_s
-        outputs = {line: pool.submit(run, line, until_s) for line in [*again, *once]}
+        outputs = {line: pool.submit(run, line, max(until_s, began_s + PROBES_S)) for line in probes}
+        outputs |= {line: pool.submit(run, line, until_s) for line in [*again, *once]}
         counted = dict(_texts(tree, _counter_paths(tree, names)))
         counted_s = time.monotonic()
         files, links = _everything(tree, names)
@@ -78,7 +75,7 @@ def collect(
             time.sleep(max(0.0, counted_s + seconds - time.monotonic()))
             later_s = time.monotonic() - counted_s
             until_s = time.monotonic() + max(AGAIN_S, patience_s - COMMANDS_S)
-            repeated = {line: pool.submit(run, line, until_s) for line in again if commands[line] is not None}
+            repeated = {line: pool.submit(run, line, until_s) for line in again if _answered(commands[line])}
             later = dict(_texts(tree, _counter_paths(tree, names)))
             later_outputs = {line: future.result() for line, future in repeated.items()}
     return Recording(
@@ -94,78 +91,40 @@ def collect(
     )
 
 
-def run_or_ask(line: str, until_s: float) -> Output | None:
-    """Run a command line as `run_command` does; where ethtool is not installed, ask the kernel in its place."""
-    output = run_command(line, until_s)
-    return netlink.answer(line) if output is None and line.startswith("ethtool ") else output
-
-
-def run_command(line: str, until_s: float) -> Output | None:
-    """Run a command line without a shell; stop it, and whatever it started, at `until_s` of `time.monotonic`."""
-    program, *words = line.split()
-    path = shutil.which(program, path=f"{os.environ.get('PATH', '')}:{SEARCHED}")
-    if path is None:
-        return None
-    left_s = until_s - time.monotonic()
-    if left_s <= 0:
-        return Output("", "not started in time", -1)
-    # LD_LIBRARY_PATH and the like stay: nvidia-smi needs them in many containers.
-    environment = {**os.environ, "PATH": f"{os.environ.get('PATH', '')}:{SEARCHED}", "LC_ALL": "C"}
-    try:
-        child = subprocess.Popen(
-            [path, *words],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
-    except OSError as error:
-        return Output("", f"{path}: {error.strerror}", 126)
-    try:
-        stdout, stderr = child.communicate(timeout=left_s)
-    except subprocess.TimeoutExpired:
-        return Output(_text(_stopped(child)), "stopped: it took too long", -1)
-    code = child.returncode
-    return Output(_text(stdout), _text(stderr), code if code >= 0 else 128 - code)
-
-
-def _stopped(child: subprocess.Popen[bytes]) -> bytes:
-    """Stop a command and all it started; return what it had printed. One that hangs in the kernel is left behind."""
-    with suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)
-    with suppress(subprocess.TimeoutExpired):
-        return child.communicate(timeout=STOPPING_S)[0]
-    for pipe in (child.stdout, child.stderr):
-        if pipe is not None:
-            pipe.close()
-    return b""
-
-
-def probe_lines(peer: str, mtu: int) -> list[str]:
-    """Return the commands that try whether packets of `mtu` bytes reach `peer` uncut. Raises `UsageError`."""
-    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.:%-]*", peer):
-        raise UsageError(f"not an address or a host name: {peer!r}", hint="give --peer the address of the other host")
-    header = 28  # IPv4 20, ICMP 8
-    with suppress(ValueError):
-        header = 48 if ipaddress.ip_address(peer.partition("%")[0]).version == 6 else 28
+def probe_lines(address: str, mtu: int) -> list[str]:
+    """Return the commands that try whether packets of `mtu` bytes reach an IP address uncut."""
+    header = 48 if ":" in address else 28  # IPv6 40, IPv4 20, ICMP 8
     sizes = (min(mtu, LARGEST_PACKET) - header, sources.PROBE_SMALL_BYTES)
-    return [sources.PROBE.replace("SIZE", str(size)).replace("PEER", peer) for size in sizes]
+    return [sources.PROBE.replace("SIZE", str(size)).replace("PEER", address) for size in sizes]
 
 
-def _mtu_towards(peer: str, tree: Tree) -> int:
-    """Return the MTU of the interface that leads to `peer`: whose address the kernel would send from."""
+def _route(peer: str, tree: Tree) -> tuple[str, int]:
+    """Return the address of `peer`, and the MTU of the interface that leads there. Raises `UsageError`.
+
+    That is the interface whose address the kernel would send from.
+    """
     import psutil
 
-    with suppress(OSError, UnicodeError):
-        family, kind, _, _, address = socket.getaddrinfo(peer, 9, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.connect(address)  # a datagram socket: nothing is sent
-            source = probe.getsockname()[0]
+    if not re.fullmatch(r"[A-Za-z0-9_:][A-Za-z0-9_.:%-]*", peer):
+        raise UsageError(f"not an address or a host name: {peer!r}", hint="give --peer the address of the other host")
+    try:
+        family, kind, _, _, target = socket.getaddrinfo(peer, 9, type=socket.SOCK_DGRAM)[0]
+        address = socket.getnameinfo(target, socket.NI_NUMERICHOST | socket.NI_NUMERICSERV)[0]
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise UsageError(f"no address of {peer!r}: {why}", hint="give --peer the address of the other host") from error
+    with suppress(OSError), socket.socket(family, kind) as probe:
+        probe.connect(target)  # a datagram socket: nothing is sent
+        source = probe.getsockname()[0].partition("%")[0]
         for name, addresses in psutil.net_if_addrs().items():
             if any(one.address.partition("%")[0] == source for one in addresses):
-                return int(tree.read(f"/sys/class/net/{name}/mtu") or 1500)
-    return 1500
+                return address, int(tree.read(f"/sys/class/net/{name}/mtu") or 1500)
+    return address, 1500
+
+
+def _answered(output: Output | None) -> bool:
+    """Return whether a command is worth running again: what was too slow once would cost the same time twice."""
+    return output is not None and output.exit_code != -1
 
 
 def _has_rdma(tree: Tree) -> bool:
@@ -185,10 +144,6 @@ def _lines(patterns: tuple[str, ...], names: list[str]) -> list[str]:
         for pattern in patterns
         for line in ([pattern.replace("NIC", name) for name in names] if "NIC" in pattern else [pattern])
     ]
-
-
-def _text(data: bytes) -> str:
-    return data[:LARGEST_FILE].decode(errors="replace")
 
 
 # --- files ---------------------------------------------------------------------------------------------------------

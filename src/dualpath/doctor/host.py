@@ -78,7 +78,7 @@ class Host:
                 fix=fix,
             )
         if output.exit_code == -1:
-            raise Unknown(f"`{line}` took too long")
+            raise Unknown(f"`{line}` was {output.stderr or 'stopped'}")
         if output.exit_code != 0 and not output.stdout.strip():
             said = output.stderr.strip().splitlines()
             why = said[-1] if said else f"exit code {output.exit_code}"

@@ -9,7 +9,7 @@ from dualpath.host.raw import RawReport
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What a command printed. `exit_code` is -1 if it was stopped for taking too long."""
+    """What a command printed. `exit_code` is -1 if it was stopped; `stderr` says why."""
 
     stdout: str
     stderr: str = ""

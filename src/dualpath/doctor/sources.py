@@ -167,8 +167,8 @@ PROBE_SMALL_BYTES = 56
 PACKAGES = {
     "lspci": "pciutils",
     "ethtool": "ethtool",
-    "mlnx_qos": "mlnx-tools",
-    "show_gids": "mlnx-tools",
+    "mlnx_qos": "mlnx-tools (DOCA-OFED)",
+    "show_gids": "mlnx-tools (DOCA-OFED)",
     "dcb": "iproute2",
     "ip": "iproute2",
     "rdma": "iproute2",
@@ -179,4 +179,4 @@ PACKAGES = {
     "iptables-save": "iptables",
     "ping": "iputils-ping",
 }
-"""The Debian package that has a program."""
+"""The package that has a program, by its name in Debian; those of NVIDIA's repository say so."""

@@ -10,9 +10,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from dualpath.doctor.base import Unknown
+from dualpath.doctor.fabric import accelerates_netvsc
 from dualpath.doctor.host import Host
 from dualpath.doctor.parsers.ethtool_counters import moved, parse_counters
 from dualpath.doctor.parsers.labels import integer
+from dualpath.doctor.sources import PACKAGES
 from dualpath.host.nics import Nic
 
 GIGABIT_PER_S = 1_000_000_000
@@ -81,13 +83,18 @@ def rdma_devices(host: Host) -> list[str]:
 
 
 def roce_nics(host: Host) -> tuple[RoceNic, ...]:
-    """Return the NICs that are up and speak RoCE, so no InfiniBand, iWARP (`4: RNIC`) or EFA (another link layer)."""
+    """Return the NICs that are up and speak RoCE, so no InfiniBand, iWARP (`4: RNIC`) or EFA (another link layer).
+
+    The fast path below a Hyper-V interface is none either: its queues are the hypervisor's to set.
+    """
     return tuple(_roce_nics(host))
 
 
 def _roce_nics(host: Host) -> Iterator[RoceNic]:
     for nic in host.physical_nics:
-        for device in nic.rdma_devices if nic.up and nic.driver != "efa" else ():
+        if not nic.up or nic.driver == "efa" or accelerates_netvsc(host, nic.name):
+            continue
+        for device in nic.rdma_devices:
             base = f"{_INFINIBAND}/{device}"
             layers = [host.tree.read(f"{base}/ports/{port}/link_layer") for port in host.tree.names(f"{base}/ports")]
             ethernet = "Ethernet" in layers if layers else host.tree.read(f"/sys/class/net/{nic.name}/type") == "1"
@@ -115,10 +122,10 @@ def said(host: Host, line: str) -> str | None:
     if output is None:
         program = line.split()[0]
         if program in host.recording.missing:
-            raise Unknown(f"{program} is not installed", fix=f"install {_PACKAGES.get(program, program)}")
+            raise Unknown(f"{program} is not installed", fix=f"install {PACKAGES.get(program, program)}")
         return None
     if output.exit_code == -1:
-        raise Unknown(f"`{line}` took too long")
+        raise Unknown(f"`{line}` was {output.stderr or 'stopped'}")
     return output.stdout if output.stdout.strip() else None
 
 
@@ -140,6 +147,3 @@ def packets(host: Host, nic: Nic, counters: Mapping[str, int]) -> int:
         if name in counters:
             return counters[name]
     return integer(host.tree.read(f"/sys/class/net/{nic.name}/statistics/rx_packets") or "") or 0
-
-
-_PACKAGES = {"mlnx_qos": "mlnx-tools (or DOCA-OFED)", "dcb": "iproute2", "nft": "nftables", "iptables-save": "iptables"}

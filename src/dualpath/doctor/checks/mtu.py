@@ -9,7 +9,6 @@ from dualpath.doctor import fabric
 from dualpath.doctor.base import Check, Finding, Level
 from dualpath.doctor.host import Host
 from dualpath.doctor.parsers.ping import parse_ping
-from dualpath.doctor.recording import Output
 from dualpath.host.rdma import RdmaPort
 
 _JUMBO = 9000
@@ -32,9 +31,7 @@ def _judge(host: Host) -> Iterator[Finding]:
             yield from _roce(host, port, mtus)
         elif port.link_layer == "InfiniBand":
             yield from _infiniband(host, port)
-    for line, output in sorted(host.recording.commands.items()):
-        if line.startswith("ping -M do "):
-            yield from _probe(host, line, output)
+    yield from _probes(host)
 
 
 def roce_path_mtu(mtu: int) -> int:
@@ -95,17 +92,39 @@ def _infiniband(host: Host, port: RdmaPort) -> Iterator[Finding]:
     )
 
 
-def _probe(host: Host, line: str, output: Output) -> Iterator[Finding]:
-    """Judge a probe that may not be fragmented: its payload, 8 bytes of ICMP and 20 of IPv4 or 40 of IPv6."""
-    size = re.search(r" -s (\d{1,5})\b", line, re.ASCII)
-    peer = line.split()[-1]
-    probe = parse_ping(f"{output.stdout}\n{output.stderr}")
-    packet = int(size[1]) + (48 if ":" in peer else 28) if size else 0
-    evidence = (f"{line}: {probe.received} of {probe.sent} answered",)
+def _probes(host: Host) -> Iterator[Finding]:
+    """Judge each peer's probes: packets that may not be fragmented, of the interface's full size and short ones."""
+    if "ping" in host.recording.missing:  # it is asked for only where somebody wants to know
+        yield Finding(
+            level=Level.UNKNOWN,
+            symptom="whether full-size packets reach the peer was not tried: ping is not installed",
+            fix="install iputils-ping",
+        )
+    probes: dict[str, dict[int, str]] = {}
+    for line in host.recording.commands:
+        asked = re.fullmatch(r"ping -M do .*-s (\d{1,5}) (\S+)", line, re.ASCII)
+        if asked:
+            # what ping -s gives is the payload: 8 bytes of ICMP go before it, and 20 of IPv4 or 40 of IPv6
+            size = int(asked[1]) + (48 if ":" in asked[2] else 28)
+            probes.setdefault(asked[2], {})[size] = line
+    for peer, by_size in sorted(probes.items()):
+        yield _probe(host, peer, by_size)
+
+
+def _probe(host: Host, peer: str, by_size: dict[int, str]) -> Finding:
+    outputs = {size: host.recording.commands[line] for size, line in by_size.items()}
+    probes = {size: parse_ping(f"{output.stdout}\n{output.stderr}") for size, output in outputs.items()}
+    packet = max(probes)
+    probe = probes[packet]
+    small = any(other.received for size, other in probes.items() if size < packet)
+    evidence = tuple(
+        f"{by_size[size]}: " + ("no result" if one.sent is None else f"{one.received} of {one.sent} answered")
+        for size, one in probes.items()
+    )
     blocked = probe.router_mtu or probe.local_mtu
     if blocked is not None and packet > blocked:
         where = f"at {probe.router}" if probe.router else "at this host's interface or route"
-        yield Finding(
+        return Finding(
             level=Level.CRITICAL,
             symptom=f"packets of {packet} bytes do not reach {peer}: MTU {blocked} {where}",
             cause="the MTU differs along the path: connections are made, then large transfers break off",
@@ -113,23 +132,28 @@ def _probe(host: Host, line: str, output: Output) -> Iterator[Finding]:
             evidence=evidence,
             subject=peer,
         )
-    elif probe.sent and probe.received == 0:
-        small = any(
-            parse_ping(other.stdout).received
-            for asked, other in host.recording.commands.items()
-            if asked != line and asked.startswith("ping ") and asked.endswith(f" {peer}")
+    if probe.received:
+        return Finding(
+            level=Level.OK, symptom=f"packets of {packet} bytes reach {peer} whole", evidence=evidence, subject=peer
         )
-        yield Finding(
-            level=Level.CRITICAL if small else Level.UNKNOWN,
-            symptom=f"packets of {packet} bytes to {peer} vanish"
-            + (", small ones arrive" if small else "; whether small ones arrive was not tried"),
-            cause="a hop drops what is larger than its MTU without saying so" if small else "",
-            fix=f"set the MTU to {packet} port by port; find the hop: tracepath -n {peer}"
-            if small
-            else f"ping -c 3 {peer}",
+    if small and probe.sent is not None:
+        return Finding(
+            level=Level.CRITICAL,
+            symptom=f"packets of {packet} bytes to {peer} vanish, small ones arrive",
+            cause="a hop drops what is larger than its MTU without saying so",
+            fix=f"set the MTU to {packet} port by port; find the hop: tracepath -n {peer}",
             evidence=evidence,
             subject=peer,
         )
+    said = outputs[packet].stderr.strip().splitlines() if probe.sent is None else []
+    return Finding(
+        level=Level.UNKNOWN,
+        symptom=f"whether packets of {packet} bytes reach {peer} is not known: "
+        + (said[-1] if said else "nothing there answers ping"),
+        fix=f"ping -c 3 {peer}",
+        evidence=evidence,
+        subject=peer,
+    )
 
 
 CHECK = Check(
