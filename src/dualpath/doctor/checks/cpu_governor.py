@@ -34,7 +34,7 @@ def judge(host: Host) -> Iterator[Finding]:
         level=Level.INFO if own else Level.WARNING,
         symptom=f"the CPU frequency governor saves power: {named}",
         cause="a CPU that idles between blocks clocks down, and the next message waits until it is fast again",
-        fix="cpupower frequency-set -g performance",
+        fix=f"echo performance | tee {_CPUS}/cpu*/cpufreq/scaling_governor, at every boot",
         evidence=tuple(f"{_CPUS}/cpu*/cpufreq/scaling_governor: {governor}" for governor in slow),
     )
 

@@ -15,7 +15,7 @@ _MODULES = ("nvidia_peermem", "nv_peer_mem")
 _LOADED = "GPUDirect RDMA is not in use, or the NIC is far from the GPU"
 _NOT_LOADED = "nvidia_peermem is not loaded, and dma-buf does not take its place"
 _FAR = "nvidia-smi topo -m  # take a NIC that is PIX or PXB from the GPU, then measure again"
-_LOAD = "modprobe nvidia_peermem  # then measure again with GPU buffers: ib_write_bw --use_cuda=0, of perftest"
+_LOAD = "modprobe nvidia_peermem  # then measure again with GPU buffers: ib_write_bw --use_cuda=0, perftest with CUDA"
 
 
 def judge(host: Host) -> Iterator[Finding]:

@@ -81,7 +81,7 @@ def _neither(gpus: int, ports: int, lacking: str, *, efa: bool, evidence: tuple[
         fix="install the open kernel modules of driver 515 or later: EFA then uses dma-buf"
         if efa
         else f"{_LOAD}; if it says `Invalid argument`, ib_core lacks peer memory: install DOCA-OFED, or the driver's "
-        "open kernel modules; then measure again: ib_write_bw --use_cuda=0 (perftest)",
+        "open kernel modules; then measure again: ib_write_bw --use_cuda=0 (perftest built with CUDA)",
         evidence=evidence,
     )
 
