@@ -294,6 +294,7 @@ def _result(
             "pool": config.pool or "child processes",
             "threads": config.threads,
             "interleave": config.interleave,
+            "max_rails": config.max_rails,
             "seed": config.seed,
         },
         "expected": {

@@ -1,10 +1,10 @@
 """The simulated TPOT against a measured one: is the model of cost right for this machine? Pure: dicts in, rows out.
 
 What is put in is measured apart from what is predicted: compute outside attention and the rate of local attention come
-from the run's `local` row, the links' rate and round trip from `dualpath bench raw`, the rate of attention at a node
-from what the run's balancer measured (its `auto` row). Without such a row nodes are taken to share this machine's
-cores: each computes at the local rate over their number. On loopback received bytes cost compute what they take to
-arrive.
+from the run's `local` row, the links' rate from `dualpath bench raw`, the rate of attention at a node and the round
+trip of a query from what the run's balancer measured (its `auto` row). Without such a row nodes are taken to share this
+machine's cores, each computing at the local rate over their number, and a query to take a message's round trip. A node
+is reached over all rails that the run allowed. On loopback received bytes cost compute what they take to arrive.
 """
 
 from __future__ import annotations
@@ -116,16 +116,16 @@ def step_of(
     layers, nodes = int(run["model"]["layers"]), int(settings["nodes"])
     total, remote = float(expected["kv_bytes"]), float(expected["fetch_wire_bytes_per_token"])
     local_rate = total / attend_s
-    near = fabric.near_bytes_per_s or _balancers_rate(measured) or local_rate / nodes
-    receiver = fabric.link_bytes_per_s * fabric.rails
+    near = fabric.near_bytes_per_s or _balancers(measured, "near_bytes_per_s") or local_rate / nodes
+    receiver = fabric.link_bytes_per_s * min(fabric.rails, int(settings.get("max_rails", fabric.rails)))
     node = NodeRates(
         near=Speed(near),
-        rail_bytes_per_s=fabric.link_bytes_per_s,
-        round_trip_s=fabric.round_trip_s,
+        rail_bytes_per_s=receiver,
+        round_trip_s=_balancers(measured, "round_trip_s") or fabric.round_trip_s,
         reply_s_per_row=exchange_s(
             node_bytes=float(expected["reduce_wire_bytes_per_token"]) / layers / nodes,
             nodes=nodes,
-            sender_bytes_per_s=fabric.link_bytes_per_s,
+            sender_bytes_per_s=receiver,
             receiver_bytes_per_s=receiver,
         ),
     )
@@ -144,11 +144,11 @@ def step_of(
     )
 
 
-def _balancers_rate(measured: Mapping[str, Mapping[str, Any]]) -> float | None:
-    """Return how fast a node computes attention, as the balancer of an `auto` row has measured it: the nodes' mean."""
+def _balancers(measured: Mapping[str, Mapping[str, Any]], name: str) -> float | None:
+    """Return what the balancer of an `auto` row has measured of the nodes, their mean; `None` if there is none."""
     nodes = (measured.get(str(Scheme.AUTO), {}).get("choice") or {}).get("nodes", [])
-    rates = [float(node["near_bytes_per_s"]) for node in nodes if node.get("near_bytes_per_s")]
-    return sum(rates) / len(rates) if rates else None
+    found = [float(node[name]) for node in nodes if node.get(name)]
+    return sum(found) / len(found) if found else None
 
 
 def is_loopback(settings: Mapping[str, Any]) -> bool:
