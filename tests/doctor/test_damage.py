@@ -1,4 +1,4 @@
-"""Recorded hosts whose texts are damaged: no check crashes, whatever it reads."""
+"""Recorded hosts whose texts are damaged: no check crashes, whatever it reads, and no tool's failure is an alarm."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dualpath.doctor.recording import Output
-from dualpath.doctor.run import examine
+from dualpath.doctor.run import BAD, examine
 from dualpath.testing.recordings import load_fixture
 
 FILES = sorted((Path(__file__).parent / "fixtures").rglob("*.toml"))
@@ -63,3 +63,41 @@ def test_no_check_crashes(seed: int) -> None:
         later_commands=outputs(whole.later_commands),
     )
     assert [f.symptom for f in examine([host, peer]).findings if " failed: " in f.symptom] == []
+
+
+HEALTHY = ("bnxt-nft-opens-roce", "connectx6-healthy", "e810-healthy", "efa-healthy", "ib-healthy", "mlx5-link-pause")
+ENDINGS = ("missing", "refused", "stopped")
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_tool_that_fails_is_no_alarm(name: str, ending: str) -> None:
+    """Each tool in turn is not there, may not do it, or is stopped in the middle of what it prints."""
+    whole = load_fixture(FILES[0].parent / f"{name}.toml").recording
+
+    def ended(output: Output) -> Output:
+        half = output.stdout[: len(output.stdout) // 2]
+        return (
+            Output(half, "stopped: it took too long", -1)
+            if ending == "stopped"
+            else Output("", "Operation not supported", 1)
+        )
+
+    for tool in sorted({line.split()[0] for line in whole.commands}):
+        commands = {
+            line: ended(output) if line.split()[0] == tool else output
+            for line, output in whole.commands.items()
+            if ending != "missing" or line.split()[0] != tool
+        }
+        missing = (*whole.missing, tool) if ending == "missing" else whole.missing
+        findings = examine([replace(whole, commands=commands, missing=missing)]).findings
+        assert [(tool, f.check, f.symptom) for f in findings if f.level in BAD or " failed: " in f.symptom] == []
+
+
+def test_one_answer_less_is_no_alarm() -> None:
+    """Each command in turn says nothing, while its tool answers the others."""
+    whole = load_fixture(FILES[0].parent / "e810-healthy.toml").recording
+    for line in whole.commands:
+        commands = {**whole.commands, line: Output("", "Operation not supported", 1)}
+        findings = examine([replace(whole, commands=commands)]).findings
+        assert [(line, f.check, f.symptom) for f in findings if f.level in BAD] == []

@@ -156,3 +156,23 @@ def test_no_recording_makes_a_check_raise(name: str, data: st.DataObject) -> Non
             list(check.judge(host))
         except Unknown:
             continue
+
+
+def test_pfc_off_without_ethtool_may_have_pause_in_its_place() -> None:
+    sick = BY_NAME["e810-pfc-off"]
+    commands = {line: output for line, output in sick.commands.items() if not line.startswith("ethtool ")}
+    levels = {f.level for f in judged("pfc-priority", replace(sick, commands=commands, missing=("ethtool",)))}
+    assert levels == {Level.UNKNOWN}
+
+
+def test_a_carrier_count_that_was_read_once_has_not_moved() -> None:
+    healthy = BY_NAME["e810-healthy"]
+    files = {path: text for path, text in healthy.files.items() if not path.endswith("/carrier_changes")}
+    assert judged("link-errors", replace(healthy, files=files)) == []
+
+
+def test_half_of_a_firewall_is_not_judged() -> None:
+    healthy = BY_NAME["bnxt-nft-opens-roce"]
+    half = healthy.commands["nft list ruleset"].stdout.partition("udp dport")[0]
+    with pytest.raises(Unknown, match="was stopped"):
+        judged("firewall", with_output(healthy, "nft list ruleset", Output(half, "stopped: it took too long", -1)))

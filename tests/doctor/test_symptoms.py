@@ -30,6 +30,7 @@ SYMPTOMS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("mlx5-mtu-silent", "mtu", "mlx5-healthy"),
         ("ib-path-mtu", "mtu", "ib-healthy"),
         ("mlx5-pfc-off", "pfc-priority", "mlx5-tcp-only"),
+        ("e810-pfc-off", "pfc-priority", "e810-tcp-only"),
         ("mlx5-pfc-other-priority", "pfc-priority", "connectx6-healthy"),
         ("e810-dscp-unmapped", "pfc-priority", "e810-healthy"),
         ("mlx5-lossless-without-buffer", "pfc-priority", "connectx6-healthy"),

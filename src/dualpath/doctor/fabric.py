@@ -40,6 +40,12 @@ MODULES = {
 """The RDMA module of an Ethernet driver whose cards can all do RoCE (drivers/infiniband/hw of the kernel)."""
 
 
+_DATA_COUNTER = re.compile(
+    r"port_(?:rcv|xmit)_data|(?:iw)?(?:In|Out)Rdma(?:Reads|Writes|Sends)|[rt]x_roce_only_bytes|rdma_(?:sends|recvs)"
+)
+"""What the port's own counters, irdma, bnxt_re and rxe call the RDMA that went through (drivers/infiniband)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Gpu:
     """One NVIDIA GPU."""
@@ -112,9 +118,10 @@ def _gpu_addresses(host: Host) -> list[str]:
 
 def gpu_query(host: Host) -> list[dict[str, str]]:
     """Return the rows of `nvidia-smi --query-gpu=…`, whichever fields were asked for."""
-    for line, output in host.recording.commands.items():
+    for line in host.recording.commands:
         asked = re.match(r"nvidia-smi --query-gpu=(\S+) --format=csv(\S*)", line)
-        if asked:
+        output = host.output(line)
+        if asked and output is not None:
             fields = tuple(asked[1].split(",")) if "noheader" in asked[2] else ()
             return parse_gpu_query(output.stdout, fields)
     return []
@@ -156,10 +163,20 @@ def accelerates_netvsc(host: Host, name: str) -> bool:
     return upper is not None and upper.driver == "hv_netvsc"
 
 
-def never_used(host: Host, port: RdmaPort) -> bool:
-    """Whether the port has certainly carried no RDMA yet: its data counters were recorded, and are zero."""
-    counters = f"/sys/class/infiniband/{port.device}/ports/{port.port}/counters"
-    return all(host.tree.read(f"{counters}/port_{way}_data") == "0" for way in ("rcv", "xmit"))
+def never_used(host: Host, device: str, port: int = 1) -> bool:
+    """Whether a port has certainly carried no RDMA yet: its counters of data were recorded, and all are zero.
+
+    A ConnectX or an E810 has an RDMA device even where nobody uses it; such a host works over TCP and needs no
+    lossless network.
+    """
+    base = f"/sys/class/infiniband/{device}/ports/{port}"
+    counts = [
+        host.tree.read(f"{base}/{folder}/{name}")
+        for folder in ("counters", "hw_counters")
+        for name in host.tree.names(f"{base}/{folder}")
+        if _DATA_COUNTER.fullmatch(name)
+    ]
+    return bool(counts) and all(count == "0" for count in counts)
 
 
 def _printed_ports(host: Host) -> list[RdmaPort]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 from typing import TypeVar, cast
 
@@ -61,8 +62,12 @@ class Host:
         return text
 
     def output(self, line: str) -> Output | None:
-        """Return what the command `line` printed; `None` if it was not run or is not installed."""
-        return self.recording.commands.get(line)
+        """Return what the command `line` printed; `None` if it was not run or is not installed.
+
+        Of one that was stopped nothing: half a firewall's rules are another firewall.
+        """
+        output = self.recording.commands.get(line)
+        return output if output is None or output.exit_code != -1 else replace(output, stdout="")
 
     def printed(self, line: str, *, package: str = "") -> str:
         """Return the stdout of a command that must have run and succeeded. Raises `Unknown`.

@@ -109,7 +109,11 @@ def _by_dcb(host: Host, nic: Nic) -> Qos | None:
     pfc = dcb.parse_pfc(text) if text else None
     if pfc is None:
         return None
-    table = dcb.parse_dscp_priorities(said(host, f"dcb app show dev {nic.name}") or "")
+    app = f"dcb app show dev {nic.name}"
+    table = dcb.parse_dscp_priorities(said(host, app) or "")
+    shown = host.output(app)
+    if shown is None or (shown.exit_code != 0 and not table):  # an empty table is printed as nothing, and succeeds
+        raise Unknown(f"in which priority {nic.name} sorts a DSCP is not known: `{app}` said nothing")
     order = dcb.parse_trust(said(host, f"dcb apptrust show dev {nic.name}") or "")
     buffers = said(host, f"dcb buffer show dev {nic.name}") or ""
     ets = said(host, f"dcb ets show dev {nic.name}") or ""

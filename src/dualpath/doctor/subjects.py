@@ -103,16 +103,6 @@ def _roce_nics(host: Host) -> Iterator[RoceNic]:
                 break
 
 
-def rdma_unused(host: Host, device: str) -> bool:
-    """Return whether the device has certainly never carried RDMA: its data counters were read and are zero.
-
-    A ConnectX has an RDMA device even where nobody uses it; such a host works over TCP and needs no lossless network.
-    """
-    base = f"{_INFINIBAND}/{device}/ports/1/counters"
-    counts = [integer(host.tree.read(f"{base}/{name}") or "") for name in ("port_rcv_data", "port_xmit_data")]
-    return all(count == 0 for count in counts)
-
-
 def said(host: Host, line: str) -> str | None:
     """Return what a command printed; `None` if it was not asked or had nothing to say of this subject.
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dualpath.doctor.base import Check, Finding, Level, Unknown
+from dualpath.doctor.fabric import never_used
 from dualpath.doctor.host import Host
 from dualpath.doctor.qos import PREFETCH_DSCP, read_qos
-from dualpath.doctor.subjects import RoceNic, rdma_unused, roce_nics
+from dualpath.doctor.subjects import RoceNic, roce_nics
 
 _POINTS = {"roce_np": "notification", "roce_rp": "reaction"}
 
@@ -15,7 +16,7 @@ _POINTS = {"roce_np": "notification", "roce_rp": "reaction"}
 def judge(host: Host) -> Iterator[Finding]:
     """Yield the mlx5 NICs that neither mark nor react at the prefetch lane's priority. Others have no such switch."""
     for roce in roce_nics(host):
-        if roce.nic.driver != "mlx5_core" or rdma_unused(host, roce.device):
+        if roce.nic.driver != "mlx5_core" or never_used(host, roce.device):
             continue
         priority = _priority(host, roce)
         paths = {point: f"/sys/class/net/{roce.name}/ecn/{point}/enable/{priority}" for point in _POINTS}

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dualpath.doctor.base import Check, Finding, Level, Unknown
+from dualpath.doctor.fabric import never_used
 from dualpath.doctor.host import Host
 from dualpath.doctor.qos import PREFETCH_DSCP, Qos, read_qos
-from dualpath.doctor.subjects import RoceNic, rdma_unused, roce_nics
+from dualpath.doctor.subjects import RoceNic, roce_nics
 
 
 def judge(host: Host) -> Iterator[Finding]:
@@ -18,7 +19,7 @@ def judge(host: Host) -> Iterator[Finding]:
         except Unknown:  # pfc-priority says so already
             continue
         lossless = qos is not None and qos.priority(PREFETCH_DSCP) in qos.pfc
-        if qos is not None and lossless and not rdma_unused(host, roce.device):
+        if qos is not None and lossless and not never_used(host, roce.device):
             yield from _judge(roce, qos)
 
 

@@ -36,6 +36,12 @@ def judge(host: Host) -> Iterator[Finding]:
         if verdict.dropped:
             yield _dropped(host, line, verdict, software)
             return
+    stopped = [line for line in _TOOLS if (output := host.output(line)) is not None and output.exit_code == -1]
+    if stopped:
+        raise Unknown(
+            f"whether a firewall drops UDP port {ROCE_PORT} is not known: `{stopped[0]}` was stopped",
+            fix="dualpath doctor collect -o host.tar.gz, which waits longer, and dualpath doctor check host.tar.gz",
+        )
     if not seen and any(host.output(line) is not None for line in _TOOLS):
         raise Unknown(
             f"whether a firewall drops UDP port {ROCE_PORT} cannot be seen without root", fix="run the doctor as root"

@@ -48,7 +48,7 @@ def _fec(host: Host, nic: Nic) -> Fec:
 def _flaps(host: Host, nic: Nic, counts: Sample | None) -> Iterator[Finding]:
     path = f"/sys/class/net/{nic.name}/carrier_changes"
     changes = integer(host.tree.read(path) or "") or 0
-    later = integer(host.recording.later.get(path, "")) or changes
+    later = (integer(host.recording.later.get(path, "")) if host.tree.read(path) else None) or changes
     downs = matching(counts.latest, LINK_DOWN) if counts else {}
     fresh = matching(counts.moved, LINK_DOWN) if counts else {}
     if later > changes or fresh:

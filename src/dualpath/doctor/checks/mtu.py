@@ -55,7 +55,7 @@ def _roce(host: Host, port: RdmaPort, mtus: dict[str, int]) -> Iterator[Finding]
     differs = mtus[name] < largest
     if active < limit or differs:
         # A port that never carried RDMA may be there for TCP alone, unless it is one of the fast ones.
-        aside = fabric.never_used(host, port) and not (differs and _as_fast(host, port))
+        aside = fabric.never_used(host, port.device, port.port) and not (differs and _as_fast(host, port))
         others = ", ".join(other for other, mtu in mtus.items() if mtu == largest)
         yield Finding(
             level=Level.INFO if aside else Level.WARNING,

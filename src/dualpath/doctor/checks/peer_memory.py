@@ -55,7 +55,7 @@ def _judge(host: Host) -> Iterator[Finding]:
         )
     else:
         finding = _neither(len(gpus), len(ports), lacking, efa="efa" in loaded, evidence=evidence)
-        unused = all(fabric.never_used(host, port) for port in ports)
+        unused = all(fabric.never_used(host, port.device, port.port) for port in ports)
         yield replace(finding, level=Level.WARNING) if unused else finding
 
 

@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterator
 
 from dualpath.doctor.base import Check, Finding, Level, Unknown
+from dualpath.doctor.fabric import never_used
 from dualpath.doctor.host import Host
 from dualpath.doctor.parsers.ethtool_pause import parse_pause
 from dualpath.doctor.qos import BULK_DSCP, PREFETCH_DSCP, PRIORITIES, REALTIME_DSCP, Qos, pfc_command, read_qos
-from dualpath.doctor.subjects import RoceNic, rdma_unused, roce_nics
+from dualpath.doctor.subjects import RoceNic, roce_nics
 
 BREAKS_OFF = "RDMA connects, and transfers break off or crawl as soon as a buffer overflows"
 
@@ -20,7 +21,7 @@ def judge(host: Host) -> Iterator[Finding]:
         try:
             qos = read_qos(host, roce.nic)
         except Unknown as why:
-            if not rdma_unused(host, roce.device):
+            if not never_used(host, roce.device):
                 yield Finding(level=Level.UNKNOWN, symptom=str(why), fix=why.fix, subject=roce.name)
             continue
         if qos is None:
@@ -43,8 +44,16 @@ def _lossy(host: Host, roce: RoceNic, qos: Qos) -> Finding:
     if pause.rx and pause.tx:
         symptom = f"{roce.name}: link-wide pause is on in place of PFC: lossless, but a pause stops every lane at once"
         return _info(roce, symptom, qos)
-    if rdma_unused(host, roce.device):
+    if never_used(host, roce.device):
         return _info(roce, f"{roce.name}: PFC is off, and {roce.device} has carried no RDMA so far: fine for TCP", qos)
+    if pause.rx is None or pause.tx is None:
+        return Finding(
+            level=Level.UNKNOWN,
+            symptom=f"{roce.name}: PFC is off on all eight priorities; whether link-wide pause is on is not known",
+            fix="install ethtool" if "ethtool" in host.recording.missing else f"ethtool -a {roce.name}",
+            evidence=qos.evidence,
+            subject=roce.name,
+        )
     return Finding(
         level=Level.WARNING,
         symptom=f"{roce.name}: PFC is off on all eight priorities, so RoCE over {roce.device} can lose packets",

@@ -91,7 +91,7 @@ def _table(host: Host, port: RdmaPort, gid: Gid) -> Finding:
         )
     if gid.link_local:
         return Finding(
-            level=Level.INFO if fabric.never_used(host, port) else Level.WARNING,
+            level=Level.INFO if fabric.never_used(host, port.device, port.port) else Level.WARNING,
             symptom=f"{port.name} ({name}): link-local GIDs only; index {gid.index} ({gid.address}) will be used",
             cause="the interface has no IP address, so the table lacks an IPv4-mapped entry; "
             "link-local addresses do not pass a router, and NCCL_IB_GID_INDEX=3 finds nothing",

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from dualpath.doctor.base import Finding, Level, PairCheck, Unknown
 from dualpath.doctor.ends import End, disagreements, ends
+from dualpath.doctor.fabric import never_used
 from dualpath.doctor.host import Host
 from dualpath.doctor.parsers.ethtool_pause import parse_pause
 from dualpath.doctor.qos import PREFETCH_DSCP, Qos, pfc_command, read_qos
-from dualpath.doctor.subjects import rdma_unused
 from dualpath.host.nics import Nic
 
 
@@ -86,7 +86,7 @@ def _qos(end: End) -> Qos | None:
     It does not matter where RDMA was never used, and where link-wide pause makes every priority lossless.
     """
     nic = _hardware(end)
-    if nic is None or rdma_unused(end.host, end.port.device):
+    if nic is None or never_used(end.host, end.port.device):
         return None
     asked = end.host.output(f"ethtool -a {nic.name}")
     pause = parse_pause(asked.stdout if asked is not None else "")
