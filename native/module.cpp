@@ -4,7 +4,9 @@
 
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #if defined(DUALPATH_AMX)
@@ -14,6 +16,7 @@
 #endif
 
 #include "attend.hpp"
+#include "merge.hpp"
 
 namespace nb = nanobind;
 
@@ -233,6 +236,84 @@ void attend_py(const std::string &kernel_name, nb::handle max_, nb::handle exp_s
     attend(kernel, call, sequences, threads);
 }
 
+constexpr int64_t large = 1 << 16;  // items from which on others may have the interpreter meanwhile
+
+template <class Work>
+void unlocked_if(bool worth_it, Work work) {
+    if (!worth_it) return work();
+    nb::gil_scoped_release unlocked;
+    work();
+}
+
+// The three arrays of a state, of the same shapes as `like` if there is one.
+template <class T>
+struct BorrowedState {
+    Array max, exp_sum, acc;
+
+    BorrowedState(nb::handle max_, nb::handle exp_sum_, nb::handle acc_)
+        : max(max_, "max", 'f', 4, 2, !std::is_const_v<T>),
+          exp_sum(exp_sum_, "exp_sum", 'f', 4, 2, !std::is_const_v<T>),
+          acc(acc_, "acc", 'f', 4, 3, !std::is_const_v<T>) {
+        exp_sum.expect(0, rows()), exp_sum.expect(1, heads());
+        acc.expect(0, rows()), acc.expect(1, heads());
+    }
+    int64_t rows() const { return max.size(0); }
+    int64_t heads() const { return max.size(1); }
+    int64_t width() const { return acc.size(2); }
+    int64_t count() const { return rows() * heads(); }
+    StateOf<T> get() const { return {max.as<T>(), exp_sum.as<T>(), acc.as<T>()}; }
+};
+
+void combine_py(nb::sequence parts_, nb::handle max_, nb::handle exp_sum_, nb::handle acc_) {
+    const BorrowedState<float> into(max_, exp_sum_, acc_);
+    std::vector<BorrowedState<const float>> borrowed;
+    std::vector<StateOf<const float>> parts;
+    borrowed.reserve(nb::len(parts_));
+    for (nb::handle part : parts_) {
+        const auto &state = borrowed.emplace_back(part[0], part[1], part[2]);
+        state.max.expect(0, into.rows()), state.max.expect(1, into.heads()), state.acc.expect(2, into.width());
+        parts.push_back(state.get());
+    }
+    unlocked_if(into.count() * into.width() >= large,
+                [&] { combine(parts, into.get(), into.count(), into.width()); });
+}
+
+void finish_py(nb::handle max_, nb::handle exp_sum_, nb::handle acc_, nb::handle sinks_, nb::handle out_,
+               nb::handle lse_) {
+    const BorrowedState<const float> state(max_, exp_sum_, acc_);
+    Array out(out_, "out", 'f', 4, 3, true), lse(lse_, "lse", 'f', 4, 2, true);
+    std::optional<Array> sinks;
+    if (!sinks_.is_none()) sinks.emplace(sinks_, "sinks", 'f', 4, 1, false).expect(0, state.heads());
+    out.expect(0, state.rows()), out.expect(1, state.heads()), out.expect(2, state.width());
+    lse.expect(0, state.rows()), lse.expect(1, state.heads());
+    unlocked_if(state.count() * state.width() >= large, [&] {
+        finish(state.get(), sinks ? sinks->as<float>() : nullptr, out.as<float>(), lse.as<float>(), state.count(),
+               state.width(), state.heads());
+    });
+}
+
+void copy_blocks_py(nb::handle source_, nb::sequence offsets_, nb::sequence destinations_, int64_t block_bytes) {
+    Array source(source_, "source", 'u', 1, 1, false);
+    if (block_bytes < 0) refuse("block_bytes must not be negative");
+    std::vector<Array> destinations;
+    std::vector<int64_t> offsets;
+    destinations.reserve(nb::len(destinations_));
+    offsets.reserve(nb::len(offsets_));
+    for (nb::handle d : destinations_) {
+        destinations.emplace_back(d, "each of destinations", 'u', 1, 1, true);
+        destinations.back().expect(0, block_bytes);
+    }
+    for (nb::handle o : offsets_) {
+        offsets.push_back(nb::cast<int64_t>(o));
+        if (offsets.back() < 0 || offsets.back() > source.bytes() - block_bytes)
+            refuse("a block at " + std::to_string(offsets.back()) + " is not within the source");
+    }
+    if (offsets.size() != destinations.size()) refuse("offsets and destinations must be as many");
+    nb::gil_scoped_release unlocked;
+    for (size_t i = 0; i < offsets.size(); i++)
+        std::memcpy(destinations[i].as<unsigned char>(), source.as<unsigned char>() + offsets[i], (size_t)block_bytes);
+}
+
 float read_bandwidth_py(nb::handle buffer_, int threads) {
     Array buffer(buffer_, "buffer", 'u', 1, 1, false);
     if (threads < 1) refuse("threads must be positive");
@@ -251,6 +332,10 @@ NB_MODULE(_native, m) {
     using namespace dualpath;
     m.doc() = "The native attention kernel; see dualpath.attention.";
     m.def("attend", &attend_py);
+    m.def("combine", &combine_py);
+    m.def("finish", &finish_py, nb::arg("max"), nb::arg("exp_sum"), nb::arg("acc"), nb::arg("sinks").none(),
+          nb::arg("out"), nb::arg("lse"));
+    m.def("copy_blocks", &copy_blocks_py);
     m.def("read_bandwidth", &read_bandwidth_py, nb::arg("buffer"), nb::arg("threads"),
           "Read a uint8 array once with that many threads; returns a meaningless sum.");
     m.def(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualpath.attention import State, combine, finish, fold, merge
+from dualpath.attention import State, combine, fallback, finish, fold, merge
 from dualpath.attention.kernels import available
 from dualpath.errors import UsageError
 
@@ -98,6 +98,43 @@ def test_what_does_not_fit_is_refused():
         fold(State.empty(1, 2, 8), (np.zeros((1, 2, 4), np.float32), np.zeros((1, 2), np.float32)))
     with pytest.raises(UsageError, match="sinks have shape"):
         finish(State.empty(1, 2, 8), np.zeros(3, np.float32))
+    with pytest.raises(UsageError, match="combine"):
+        combine([State.empty(1, 2, 8), State.empty(1, 2, 4)])
+    with pytest.raises(UsageError, match="combine"):
+        combine([State.empty(1, 2, 8), State.empty(2, 2, 8)])
+
+
+@given(data=st.data())
+def test_the_native_merge_is_the_one_in_python(data):
+    rows, heads, width = data.draw(st.tuples(st.integers(1, 3), st.integers(1, 5), st.integers(1, 9)))
+    rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+    loud = data.draw(st.sampled_from([1.0, 60.0]))
+    states = []
+    for _ in range(data.draw(st.integers(1, 4))):
+        high = (rng.standard_normal((rows, heads)) * loud).astype(np.float32)
+        total = (rng.random((rows, heads)) + 0.5).astype(np.float32)
+        acc = rng.standard_normal((rows, heads, width)).astype(np.float32)
+        empty = rng.random((rows, heads)) < 0.3
+        high[empty], total[empty], acc[empty] = -np.inf, 0, 0
+        states.append(State(high, total, acc))
+    sinks = rng.standard_normal(heads).astype(np.float32) if data.draw(st.booleans()) else None
+    whole, plain = combine(states), fallback.combine(states)
+    assert (whole.max == plain.max).all()
+    np.testing.assert_allclose(whole.exp_sum, plain.exp_sum, rtol=1e-6)
+    np.testing.assert_allclose(whole.acc, plain.acc, rtol=1e-6, atol=1e-6)
+    (out, lse), (plain_out, plain_lse) = finish(whole, sinks), fallback.finish(plain, sinks)
+    np.testing.assert_allclose(out, plain_out, rtol=2e-6, atol=2e-6)
+    np.testing.assert_allclose(lse, plain_lse, rtol=1e-6, atol=1e-6)
+    none_seen = np.isneginf(whole.max) if sinks is None else np.zeros((rows, heads), bool)
+    assert (np.isneginf(lse) == none_seen).all()
+
+
+def test_a_nan_is_not_lost_in_a_merge():
+    good, bad = State.empty(1, 1, 2), State.empty(1, 1, 2)
+    good.max[:], good.exp_sum[:], good.acc[:] = 1.0, 1.0, 1.0
+    bad.max[:], bad.exp_sum[:] = np.nan, 1.0
+    for states in ([good, bad], [bad, good]):
+        assert np.isnan(combine(states).acc).all()
 
 
 def unscaled(partials) -> np.ndarray:

@@ -7,6 +7,7 @@ out, lse = finish(state, sinks)
 """
 
 from dualpath.attention.base import BlockTable, Geometry, Partial, State
+from dualpath.attention.copying import copy_blocks
 from dualpath.attention.dispatch import attend, explain_blocks, get_threads, set_threads
 from dualpath.attention.kernels import kernel_name
 from dualpath.attention.partials import combine, finish, fold, merge
@@ -18,6 +19,7 @@ __all__ = [
     "State",
     "attend",
     "combine",
+    "copy_blocks",
     "explain_blocks",
     "finish",
     "fold",

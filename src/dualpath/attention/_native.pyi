@@ -30,5 +30,23 @@ def attend(
     threads: int,
     /,
 ) -> None: ...
+def combine(
+    parts: Sequence[tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]],
+    max: NDArray[np.float32],
+    exp_sum: NDArray[np.float32],
+    acc: NDArray[np.float32],
+    /,
+) -> None: ...
+def finish(
+    max: NDArray[np.float32],
+    exp_sum: NDArray[np.float32],
+    acc: NDArray[np.float32],
+    sinks: NDArray[np.float32] | None,
+    out: NDArray[np.float32],
+    lse: NDArray[np.float32],
+) -> None: ...
+def copy_blocks(
+    source: NDArray[np.uint8], offsets: Sequence[int], destinations: Sequence[memoryview], block_bytes: int, /
+) -> None: ...
 def read_bandwidth(buffer: Any, threads: int) -> float: ...
 def variants() -> tuple[str, ...]: ...

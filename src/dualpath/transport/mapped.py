@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dualpath.errors import PeerError, ProtocolError, UnreachableError, UsageError
 from dualpath.transport.base import Service, Ticket
@@ -102,11 +102,7 @@ class MappedPeer(StreamPeer):
         ticket = ReadTicket(len(refs), time.monotonic() + timeout_s, on_item)
         self._requests += 1
         if refs:
-            import numpy as np
-
-            # Here, not in the copying thread: that one should do nothing but copy.
-            arrays: Any = [np.frombuffer(target, np.uint8) for target in targets]
-            requests = split(ticket, refs, arrays, slot_bytes)
+            requests = split(ticket, refs, targets, slot_bytes)
             ticket.hold(len(requests))
             ticket.abort = ticket.settle_all
             ticket.ended = self._watchdog.forget
@@ -153,8 +149,7 @@ class MappedPeer(StreamPeer):
                 if ticket.settled:
                     break  # cancelled, or too late
                 end = start + step
-                places: Any = request.destinations[start:end]  # arrays, see `read`
-                outcomes = mapping.copy(request.refs[start:end], places)
+                outcomes = mapping.copy(request.refs[start:end], request.destinations[start:end])
                 ticket.settle_some(request.first + start, outcomes, None)
             request.let_go()
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from dualpath.attention.copying import copy_blocks
 from dualpath.transport.calls import CallConnection
 from dualpath.wire.messages import Outcome, SlotRef
 
@@ -42,18 +42,15 @@ class Mapping:
             return np.flatnonzero((slots >= self.slots) | (self.generations.take(slots, mode="clip") != generations))
         return np.flatnonzero(self.generations[slots] != generations)
 
-    def copy(self, refs: Sequence[SlotRef], destinations: Sequence[NDArray[np.uint8]]) -> list[Outcome]:
-        """Copy slots out; `LOST` are those that are, or were meanwhile, no longer what their `refs` name."""
-        import numpy as np
-
-        size, data, slots, now = self.slot_bytes, self.data, self.slots, self._now
+    def copy(self, refs: Sequence[SlotRef], destinations: Sequence[memoryview]) -> list[Outcome]:
+        """Copy slots out, into flat bytes of a slot each; `LOST` are those that are, or were meanwhile, no longer what
+        their `refs` name."""
+        size, slots, now = self.slot_bytes, self.slots, self._now
         good = [ref.slot < slots and now[ref.slot] == ref.generation for ref in refs]
         whole = all(good)
         wanted = refs if whole else [ref for ref, ok in zip(refs, good, strict=True) if ok]
-        sources = [data[ref.slot * size : (ref.slot + 1) * size] for ref in wanted]
         targets = destinations if whole else [place for place, ok in zip(destinations, good, strict=True) if ok]
-        # Nothing of Python's runs between two copies but the call: its cache is cold there, and others want the lock.
-        deque(map(np.copyto, targets, sources), maxlen=0)
+        copy_blocks(self.data, [ref.slot * size for ref in wanted], targets, size)
         if whole and all(now[ref.slot] == ref.generation for ref in refs):
             return [Outcome.OK] * len(refs)
         return [
