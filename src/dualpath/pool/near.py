@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dualpath import attention
+from dualpath.attention import BlockTable
 from dualpath.errors import UsageError
 from dualpath.pool.views import Slice, View
 from dualpath.transport.base import Reply
@@ -21,8 +23,6 @@ from dualpath.wire.messages import Attend, Geometry, Outcome, Partials, ViewQuer
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-    from dualpath import attention
 
 _LARGEST = 1 << 31
 _LAST_POSITION = 1 << 62
@@ -37,8 +37,6 @@ def answer(
     not there; nothing is computed then.
     """
     import numpy as np
-
-    from dualpath import attention
 
     geometry, rows = _check(request, payload, views)
     window = request.window
@@ -133,10 +131,8 @@ def _positions(queries: Sequence[ViewQuery]) -> NDArray[np.int64]:
     return each[0] if len(each) == 1 else np.concatenate(each)
 
 
-def _block_table(work: _Work, buffer: NDArray[np.uint8]) -> attention.BlockTable:
+def _block_table(work: _Work, buffer: NDArray[np.uint8]) -> BlockTable:
     import numpy as np
-
-    from dualpath.attention import BlockTable
 
     tables = [table for table in work.tables if table is not None]
     if len(tables) == 1:  # one sequence, the common case in decode: nothing to join

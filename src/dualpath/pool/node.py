@@ -75,7 +75,7 @@ class NodePartials:
     exp_sum: NDArray[np.float32] | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class PendingAttend:
     """An `Attend` under way."""
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dualpath.attention import BlockTable
 from dualpath.errors import UsageError
 from dualpath.kv import DTYPE_BYTES
 from dualpath.pool.blocks import Block
@@ -22,8 +23,6 @@ from dualpath.wire.messages import Geometry, Outcome, ViewBlock
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-    from dualpath.attention import BlockTable
 
 _FIRST_ROOM = 64
 _LARGEST = 1 << 31
@@ -62,8 +61,6 @@ class Slice:
         if last is not None and last.row_start[1] == rows and last.buffers[0] is buffer:
             return last
         import numpy as np
-
-        from dualpath.attention import BlockTable
 
         count = len(self.offset)
         ends = np.array([[0, rows], [0, count]], np.int32)

@@ -42,11 +42,14 @@ def size_of(buffers: Sequence[Any]) -> int:
 
 def _byte_views(buffers: Sequence[Any]) -> list[memoryview]:
     """Return the buffers as flat bytes."""
-    views = [buffer if type(buffer) is memoryview else memoryview(buffer) for buffer in buffers]
-    return [view if view.ndim == 1 and view.itemsize == 1 else _flat(view) for view in views]
+    return [
+        buffer if type(buffer) is memoryview and buffer.itemsize == 1 and buffer.ndim == 1 else _flat(buffer)
+        for buffer in buffers
+    ]
 
 
-def _flat(view: memoryview) -> memoryview:
+def _flat(buffer: Any) -> memoryview:
+    view = memoryview(buffer)
     return view.cast("B") if view.nbytes else memoryview(b"")
 
 
@@ -118,7 +121,7 @@ class Stream:
             self.sent += len(head)
             return
         left += len(head)
-        views.insert(0, memoryview(head))
+        views = [memoryview(head), *views]
         ancillary: list[tuple[int, int, Any]] = []
         if descriptors:
             ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
@@ -237,6 +240,11 @@ class Stream:
 
     def recv_payload(self, count: int, deadline: float | None = None) -> memoryview:
         """Return a whole payload of `count` bytes in a buffer of its own."""
+        if count <= self._to - self._from:  # it came with the head, as a small one does
+            payload = memoryview(bytearray(self._view[self._from : self._from + count]))
+            self._from += count
+            self._in_payload = False
+            return payload
         payload = memoryview(bytearray(count))
         if count:
             self.recv_into([payload], deadline)
