@@ -40,7 +40,7 @@ inline void combine(const std::vector<StateOf<const float>> &parts, StateOf<floa
     }
 }
 
-// out [count, width] and lse [count]; `sinks` [heads] are logits without a value, or null.
+// out [count, width] and lse [count], which may lie where acc and max do; `sinks` [heads] are logits without a value, or null.
 inline void finish(StateOf<const float> state, const float *sinks, float *out, float *lse, int64_t count, int64_t width,
                    int64_t heads) {
     for (int64_t i = 0; i < count; i++) {

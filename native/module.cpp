@@ -1,7 +1,9 @@
 // The Python face: borrows arrays through the buffer protocol, validates everything, releases the GIL.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <optional>
@@ -179,8 +181,8 @@ std::vector<Sequence> read_sequences(const Array &row_start, const Array &block_
     return sequences;
 }
 
-void attend_py(const std::string &kernel_name, nb::handle max_, nb::handle exp_sum_, nb::handle acc_, nb::handle q_,
-               nb::handle row_position_, nb::sequence buffers_, nb::handle buffer_, nb::handle offset_,
+void attend_py(const std::string &kernel_name, nb::handle max_, const std::optional<nb::object> &exp_sum_,
+               nb::handle acc_, nb::handle q_, nb::handle row_position_, nb::sequence buffers_, nb::handle buffer_, nb::handle offset_,
                nb::handle tokens_, nb::handle position_, nb::handle row_start_, nb::handle block_start_, int kv_heads,
                int head_dim, int value_dim, int block_tokens, int dtype, bool latent, double scale, double softcap,
                int64_t window, int threads) {
@@ -198,8 +200,10 @@ void attend_py(const std::string &kernel_name, nb::handle max_, nb::handle exp_s
     if (threads < 1) refuse("threads must be positive");
 
     Array q(q_, "q", 'f', 4, 3, false), row_position(row_position_, "row_position", 'i', 8, 1, false);
-    Array max(max_, "state.max", 'f', 4, 2, true), exp_sum(exp_sum_, "state.exp_sum", 'f', 4, 2, true),
-        acc(acc_, "state.acc", 'f', 4, 3, true);
+    Array max(max_, "state.max", 'f', 4, 2, true), acc(acc_, "state.acc", 'f', 4, 3, true);
+    std::optional<Array> exp_sum;  // none: start from no keys at all, and finish: max becomes lse, acc becomes out
+    std::vector<float> own_exp_sum;
+    if (exp_sum_) exp_sum.emplace(*exp_sum_, "state.exp_sum", 'f', 4, 2, true);
     const int64_t rows = q.size(0), heads = q.size(1);
     q.expect(2, head_dim);
     if (rows > std::numeric_limits<int32_t>::max() / 4) refuse("too many rows");
@@ -207,7 +211,8 @@ void attend_py(const std::string &kernel_name, nb::handle max_, nb::handle exp_s
         refuse("q has " + std::to_string(heads) + " heads, which is no multiple of the " + std::to_string(kv_heads) +
                " kv heads");
     row_position.expect(0, rows);
-    max.expect(0, rows), max.expect(1, heads), exp_sum.expect(0, rows), exp_sum.expect(1, heads);
+    max.expect(0, rows), max.expect(1, heads);
+    if (exp_sum) exp_sum->expect(0, rows), exp_sum->expect(1, heads);
     acc.expect(0, rows), acc.expect(1, heads), acc.expect(2, value_dim);
     for (int64_t i = 0; i < rows; i++)
         if (int64_t p = row_position.as<int64_t>()[i]; p < 0 || p > std::numeric_limits<int64_t>::max() / 4)
@@ -221,19 +226,23 @@ void attend_py(const std::string &kernel_name, nb::handle max_, nb::handle exp_s
     Array position(position_, "position", 'i', 8, 1, false), row_start(row_start_, "row_start", 'i', 4, 1, false),
         block_start(block_start_, "block_start", 'i', 4, 1, false);
 
+    if (!exp_sum) own_exp_sum.assign(rows * heads, 0.0f);
     Call call{kv_heads,        (int)(heads / kv_heads),
               head_dim,        value_dim,
               block_tokens,    (Dtype)dtype,
               latent,          (float)scale,
               (float)softcap,  window,
               q.as<float>(),   row_position.as<int64_t>(),
-              max.as<float>(), exp_sum.as<float>(),
+              max.as<float>(), exp_sum ? exp_sum->as<float>() : own_exp_sum.data(),
               acc.as<float>(), nullptr};
     const auto blocks = read_blocks(call, buffers, buffer, offset, tokens, position);
     const auto sequences = read_sequences(row_start, block_start, rows, (int64_t)blocks.size());
     call.blocks = blocks.data();
     nb::gil_scoped_release unlocked;
+    if (!exp_sum) std::fill_n(call.max, rows * heads, lowest), std::fill_n(call.acc, rows * heads * value_dim, 0.0f);
     attend(kernel, call, sequences, threads);
+    if (!exp_sum)
+        finish({call.max, call.exp_sum, call.acc}, nullptr, call.acc, call.max, rows * heads, value_dim, heads);
 }
 
 constexpr int64_t large = 1 << 16;  // items from which on others may have the interpreter meanwhile
@@ -278,12 +287,12 @@ void combine_py(nb::sequence parts_, nb::handle max_, nb::handle exp_sum_, nb::h
                 [&] { combine(parts, into.get(), into.count(), into.width()); });
 }
 
-void finish_py(nb::handle max_, nb::handle exp_sum_, nb::handle acc_, nb::handle sinks_, nb::handle out_,
-               nb::handle lse_) {
+void finish_py(nb::handle max_, nb::handle exp_sum_, nb::handle acc_, const std::optional<nb::object> &sinks_,
+               nb::handle out_, nb::handle lse_) {
     const BorrowedState<const float> state(max_, exp_sum_, acc_);
     Array out(out_, "out", 'f', 4, 3, true), lse(lse_, "lse", 'f', 4, 2, true);
     std::optional<Array> sinks;
-    if (!sinks_.is_none()) sinks.emplace(sinks_, "sinks", 'f', 4, 1, false).expect(0, state.heads());
+    if (sinks_) sinks.emplace(*sinks_, "sinks", 'f', 4, 1, false).expect(0, state.heads());
     out.expect(0, state.rows()), out.expect(1, state.heads()), out.expect(2, state.width());
     lse.expect(0, state.rows()), lse.expect(1, state.heads());
     unlocked_if(state.count() * state.width() >= large, [&] {
@@ -331,10 +340,9 @@ float read_bandwidth_py(nb::handle buffer_, int threads) {
 NB_MODULE(_native, m) {
     using namespace dualpath;
     m.doc() = "The native attention kernel; see dualpath.attention.";
-    m.def("attend", &attend_py);
+    m.def("attend", &attend_py, "Fold blocks into a state; without an exp_sum make (lse, out) of max and acc.");
     m.def("combine", &combine_py);
-    m.def("finish", &finish_py, nb::arg("max"), nb::arg("exp_sum"), nb::arg("acc"), nb::arg("sinks").none(),
-          nb::arg("out"), nb::arg("lse"));
+    m.def("finish", &finish_py);
     m.def("copy_blocks", &copy_blocks_py);
     m.def("read_bandwidth", &read_bandwidth_py, nb::arg("buffer"), nb::arg("threads"),
           "Read a uint8 array once with that many threads; returns a meaningless sum.");

@@ -8,7 +8,7 @@ out, lse = finish(state, sinks)
 
 from dualpath.attention.base import BlockTable, Geometry, Partial, State
 from dualpath.attention.copying import copy_blocks
-from dualpath.attention.dispatch import attend, explain_blocks, get_threads, set_threads
+from dualpath.attention.dispatch import attend, explain_blocks, get_threads, partial, set_threads
 from dualpath.attention.kernels import kernel_name
 from dualpath.attention.partials import combine, finish, fold, merge
 
@@ -26,5 +26,6 @@ __all__ = [
     "get_threads",
     "kernel_name",
     "merge",
+    "partial",
     "set_threads",
 ]

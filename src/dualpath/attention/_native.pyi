@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 def attend(
     kernel: str,
     max: NDArray[np.float32],
-    exp_sum: NDArray[np.float32],
+    exp_sum: NDArray[np.float32] | None,
     acc: NDArray[np.float32],
     q: NDArray[np.float32],
     row_position: NDArray[np.int64],
@@ -44,6 +44,7 @@ def finish(
     sinks: NDArray[np.float32] | None,
     out: NDArray[np.float32],
     lse: NDArray[np.float32],
+    /,
 ) -> None: ...
 def copy_blocks(
     source: NDArray[np.uint8], offsets: Sequence[int], destinations: Sequence[memoryview], block_bytes: int, /

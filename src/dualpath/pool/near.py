@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dualpath import attention
@@ -45,38 +44,60 @@ def answer(
         for query in request.queries
     ]
     queries = np.frombuffer(payload, np.float32).reshape(rows, request.query_heads, geometry.head_dim)
-    work = _Work(queries if queries.flags.aligned else queries.copy(), request.queries, tables)
-    good_rows = None
-    if None in tables:
-        work, good_rows = _without_holes(work)
-    state = attention.State.empty(len(work.rows), request.query_heads, geometry.value_dim)
-    if len(work.rows):
+    queries = queries if queries.flags.aligned else queries.copy()
+    asked = [(query, table) for query, table in zip(request.queries, tables, strict=True) if table is not None]
+    if request.debug or len(asked) < len(tables):
+        return _partly(request, queries, tables, geometry, buffer, threads)
+    # Whatever can be done before the kernel runs is done before: the blocks push all else out of the cache.
+    out = np.empty((rows, request.query_heads, geometry.value_dim), np.float32)
+    lse = np.empty((rows, request.query_heads), np.float32)
+    reply = Reply(Partials([Outcome.OK] * len(asked)), [memoryview(out).cast("B"), memoryview(lse).cast("B")])
+    attention.partial(
+        out,
+        lse,
+        queries,
+        _positions(asked),
+        _block_table(asked, buffer),
+        geometry,
+        scale=request.scale,
+        softcap=request.softcap,
+        window=window,
+        threads=threads,
+    )
+    return reply
+
+
+def _partly(
+    request: Attend,
+    queries: NDArray[np.float32],
+    tables: Sequence[Slice | None],
+    geometry: Geometry,
+    buffer: NDArray[np.uint8],
+    threads: int,
+) -> Reply:
+    """Answer a request of which some query needs a block that is not here, or that wants max and exp-sum apart."""
+    import numpy as np
+
+    good = [(query, table) for query, table in zip(request.queries, tables, strict=True) if table is not None]
+    rows = np.repeat([table is not None for table in tables], [query.rows for query in request.queries])
+    state = attention.State.empty(int(rows.sum()), request.query_heads, geometry.value_dim)
+    if good:
         attention.attend(
             state,
-            work.rows,
-            _positions(work.queries),
-            _block_table(work, buffer),
+            queries[rows],
+            _positions(good),
+            _block_table(good, buffer),
             geometry,
             scale=request.scale,
             softcap=request.softcap,
-            window=window,
+            window=request.window,
             threads=threads,
         )
     arrays = [*attention.finish(state)] + ([state.max, state.exp_sum] if request.debug else [])
-    if good_rows is not None:
-        empty = [0.0, -np.inf, -np.inf, 0.0]
-        arrays = [_spread(array, good_rows, value) for array, value in zip(arrays, empty, strict=False)]
+    empty = [0.0, -np.inf, -np.inf, 0.0]
+    full = [_spread(array, rows, value) for array, value in zip(arrays, empty, strict=False)]
     outcomes = [Outcome.LOST if table is None else Outcome.OK for table in tables]
-    return Reply(Partials(outcomes), [memoryview(array).cast("B") for array in arrays])
-
-
-@dataclass(slots=True)
-class _Work:
-    """Query rows float32 `[rows, query_heads, head_dim]`, whose they are, and the blocks of each (`None`: a hole)."""
-
-    rows: NDArray[np.float32]
-    queries: Sequence[ViewQuery]
-    tables: Sequence[Slice | None]
+    return Reply(Partials(outcomes), [memoryview(array).cast("B") for array in full])
 
 
 def _check(request: Attend, payload: memoryview, views: Mapping[int, View]) -> tuple[Geometry, int]:
@@ -115,32 +136,24 @@ def _check(request: Attend, payload: memoryview, views: Mapping[int, View]) -> t
     return geometry, rows
 
 
-def _without_holes(work: _Work) -> tuple[_Work, NDArray[np.bool_]]:
-    """Return what can be answered, and which of the rows these are."""
+def _positions(asked: Sequence[tuple[ViewQuery, Slice]]) -> NDArray[np.int64]:
     import numpy as np
 
-    good = [n for n, table in enumerate(work.tables) if table is not None]
-    rows = np.repeat([table is not None for table in work.tables], [query.rows for query in work.queries])
-    return _Work(work.rows[rows], [work.queries[n] for n in good], [work.tables[n] for n in good]), rows
-
-
-def _positions(queries: Sequence[ViewQuery]) -> NDArray[np.int64]:
-    import numpy as np
-
-    each = [np.arange(query.position, query.position + query.rows, dtype=np.int64) for query in queries]
+    each = [np.arange(query.position, query.position + query.rows, dtype=np.int64) for query, _ in asked]
     return each[0] if len(each) == 1 else np.concatenate(each)
 
 
-def _block_table(work: _Work, buffer: NDArray[np.uint8]) -> BlockTable:
+def _block_table(asked: Sequence[tuple[ViewQuery, Slice]], buffer: NDArray[np.uint8]) -> BlockTable:
     import numpy as np
 
-    tables = [table for table in work.tables if table is not None]
-    if len(tables) == 1:  # one sequence, the common case in decode: nothing to join
-        return tables[0].alone(len(work.rows), buffer)
+    if len(asked) == 1:  # one sequence, the common case in decode: nothing to join
+        query, table = asked[0]
+        return table.alone(query.rows, buffer)
+    tables = [table for _, table in asked]
     offset = np.concatenate([table.offset for table in tables])
-    row_start = np.zeros(len(tables) + 1, np.int32)
-    block_start = np.zeros(len(tables) + 1, np.int32)
-    np.cumsum([query.rows for query in work.queries], out=row_start[1:])
+    row_start = np.zeros(len(asked) + 1, np.int32)
+    block_start = np.zeros(len(asked) + 1, np.int32)
+    np.cumsum([query.rows for query, _ in asked], out=row_start[1:])
     np.cumsum([len(table.offset) for table in tables], out=block_start[1:])
     return BlockTable(
         buffers=[buffer],
