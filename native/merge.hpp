@@ -9,7 +9,7 @@
 
 namespace dualpath {
 
-// max and exp_sum [count], acc [count, width]; count = rows * heads.
+// max and exp_sum [count], acc [count, width]; count = rows * heads. An exp_sum of null is 1 throughout.
 template <class T>
 struct StateOf {
     T *max, *exp_sum, *acc;
@@ -31,7 +31,7 @@ inline void combine(const std::vector<StateOf<const float>> &parts, StateOf<floa
         bool first = true;
         for (const auto &part : parts) {
             const float scale = weight(part.max[i], top), *from = part.acc + i * width;
-            exp_sum += part.exp_sum[i] * scale;
+            exp_sum += part.exp_sum ? part.exp_sum[i] * scale : scale;
             for (int64_t d = 0; d < width; d++) acc[d] = first ? from[d] * scale : acc[d] + from[d] * scale;
             first = false;
         }

@@ -275,13 +275,19 @@ struct BorrowedState {
 
 void combine_py(nb::sequence parts_, nb::handle max_, nb::handle exp_sum_, nb::handle acc_) {
     const BorrowedState<float> into(max_, exp_sum_, acc_);
-    std::vector<BorrowedState<const float>> borrowed;
+    std::vector<Array> borrowed;
     std::vector<StateOf<const float>> parts;
-    borrowed.reserve(nb::len(parts_));
+    borrowed.reserve(3 * nb::len(parts_));
+    auto borrow = [&](nb::handle array, const char *name, int dimensions) -> const float * {
+        const Array &found = borrowed.emplace_back(array, name, 'f', 4, dimensions, false);
+        found.expect(0, into.rows()), found.expect(1, into.heads());
+        if (dimensions == 3) found.expect(2, into.width());
+        return found.as<const float>();
+    };
     for (nb::handle part : parts_) {
-        const auto &state = borrowed.emplace_back(part[0], part[1], part[2]);
-        state.max.expect(0, into.rows()), state.max.expect(1, into.heads()), state.acc.expect(2, into.width());
-        parts.push_back(state.get());
+        nb::object exp_sum = part[1];
+        parts.push_back({borrow(part[0], "max", 2), exp_sum.is_none() ? nullptr : borrow(exp_sum, "exp_sum", 2),
+                         borrow(part[2], "acc", 3)});
     }
     unlocked_if(into.count() * into.width() >= large,
                 [&] { combine(parts, into.get(), into.count(), into.width()); });

@@ -31,7 +31,7 @@ def attend(
     /,
 ) -> None: ...
 def combine(
-    parts: Sequence[tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]],
+    parts: Sequence[tuple[NDArray[np.float32], NDArray[np.float32] | None, NDArray[np.float32]]],
     max: NDArray[np.float32],
     exp_sum: NDArray[np.float32],
     acc: NDArray[np.float32],

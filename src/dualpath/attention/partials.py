@@ -57,25 +57,33 @@ def fold(state: State, partial: Partial) -> None:
     fallback.fold_triple(state, slice(None), lse, seen.astype(np.float32), acc)
 
 
-def combine(states: Sequence[State]) -> State:
-    """Return the state over the keys of all `states`, of equal shapes and in token order, at once; they are left as
-    they are. A partial `(out, lse)` is the state with max `lse`, exp-sum 1 and acc `out`. Arrays must be C-contiguous.
-    Raises `UsageError` for none at all, and for shapes that differ.
+def combine(parts: Sequence[State | Partial]) -> State:
+    """Return the state over the keys of all `parts`, of equal shapes and in token order, at once; they are left as
+    they are. A partial `(out, lse)` counts as the state with max `lse`, exp-sum 1 and acc `out`. Arrays must be
+    C-contiguous. Raises `UsageError` for none at all, and for shapes that differ.
     """
     import numpy as np
 
-    if not states:
+    if not parts:
         raise UsageError("nothing to combine", hint="an empty state is (-inf, 0, 0), of the rows' shape")
     if kernels.chosen() == "python":
-        return fallback.combine(states)
-    shape, wide = states[0].max.shape, states[0].acc.shape
+        return fallback.combine([part if isinstance(part, State) else _state_of(part) for part in parts])
+    triples = [
+        (part.max, part.exp_sum, part.acc) if isinstance(part, State) else (part[1], None, part[0]) for part in parts
+    ]
+    shape, wide = triples[0][0].shape, triples[0][2].shape
     whole = State(np.empty(shape, np.float32), np.empty(shape, np.float32), np.empty(wide, np.float32))
-    parts = [(state.max, state.exp_sum, state.acc) for state in states]
     try:
-        kernels.native().combine(parts, whole.max, whole.exp_sum, whole.acc)
+        kernels.native().combine(triples, whole.max, whole.exp_sum, whole.acc)
     except (ValueError, TypeError) as error:
         raise UsageError(f"combine: {str(error).splitlines()[0]}") from error
     return whole
+
+
+def _state_of(partial: Partial) -> State:
+    import numpy as np
+
+    return State(partial[1], np.ones_like(partial[1]), partial[0])
 
 
 def merge(partials: Iterable[Partial]) -> tuple[Float32, Float32]:

@@ -285,7 +285,7 @@ class Step:
         shipment = reducer.start(plan, index, q, scale=scale, softcap=softcap, debug=self.observer is not None)
         near = State.empty(self.rows, plan.group.query_heads, plan.group.value_dim)
         self._fold_near(near, q, plan, index, scratch, scale, softcap)
-        far = [State(lse, np.ones_like(lse), out) for out, lse in reducer.collect(shipment, self.rows)]
+        far = reducer.collect(shipment, self.rows)
         out = attention.finish(attention.combine([*far, near]), sinks)[0]
         if self.observer is not None:
             seen = [*reducer.observed, ("here", near, sum(entry.tokens for entry in plan.near.entries))]

@@ -79,14 +79,15 @@ class NodePartials:
 class PendingAttend:
     """An `Attend` under way."""
 
-    node: str
+    node: PoolNode
     request: Attend
     pending: Pending
 
     def result(self, timeout_s: float | None = None) -> NodePartials:
         """Wait for the answer. Raises `PeerError`, at the latest at the call's own deadline."""
         reply, payload = self.pending.result(timeout_s)
-        return _partials(self.request, _expect(Partials, reply, self.node), payload, self.node)
+        name = self.node.name
+        return _partials(self.request, _expect(Partials, reply, name), payload, name)
 
 
 @dataclass(frozen=True)
@@ -252,9 +253,7 @@ class PoolNode:
         """
         deadline = self.timeout_s if timeout_s is None else timeout_s
         payload = [memoryview(queries).cast("B")]
-        return PendingAttend(
-            self.name, request, self.peer.start(request, payload, lane=Lane.REALTIME, timeout_s=deadline)
-        )
+        return PendingAttend(self, request, self.peer.start(request, payload, lane=Lane.REALTIME, timeout_s=deadline))
 
     # --- the node itself -------------------------------------------------------------------------------------
 

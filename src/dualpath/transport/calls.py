@@ -84,6 +84,7 @@ class CallConnection:
 
     def __init__(self, stream: Stream, node: str) -> None:
         self.stream = stream
+        stream.wait_in_kernel()
         self.node = node
         self.error: PeerError | None = None
         self._ids = itertools.count(1)
@@ -103,7 +104,9 @@ class CallConnection:
     ) -> PendingCall:
         """Send a request. Errors are kept for `PendingCall.result`."""
         pending = PendingCall(self, self.node, deadline, into)
-        if not self._sending.acquire(timeout=max(0.0, deadline - time.monotonic())):
+        if not self._sending.acquire(blocking=False) and not self._sending.acquire(
+            timeout=max(0.0, deadline - time.monotonic())
+        ):
             pending.fail(DeadlineError(f"{self.node}: busy sending earlier requests", node=self.node))
             return pending
         try:
