@@ -4,9 +4,10 @@
     for each layer:  out = step.attend(layer, q, k, v, scale=…)
     step.commit()      or      step.abort()
 
-`attend` on one layer: (1) k and v go to their slots; (2) far blocks are folded as a reader brings them, or nodes reduce
-them while the near ones are folded here; (3) blocks that became full are written to their node. After an error the step
-must be aborted; the sequences are then as before it, whatever happened.
+`attend` on one layer: (1) where nodes reduce far blocks, queries go to them; (2) k and v go to their slots; (3) far
+blocks are folded as a reader brings them, then the near ones, and what nodes answer is merged; (4) blocks that became
+full are written to their node. After an error the step must be aborted; the sequences are then as before it, whatever
+happened.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from dualpath.kv.layout import LayerGroup
     from dualpath.path.dualpath import DualPath
     from dualpath.path.growth import Fill, Growth
+    from dualpath.path.reduce import Shipment
 
     Float32 = NDArray[np.float32]
     Array = NDArray[np.generic]
@@ -84,6 +86,9 @@ class Step:
         self._near = [self._near_slots(plan) for plan in self._plans]
         self._dtype = STORED[layout.dtype]
         self._open = True
+        self._shapes = [
+            tuple(layout.block_tokens if n == -1 else n for n in g.layer_block_shape) for g in layout.groups
+        ]
         self.observer: Observer | None = None
         self.capture: Callable[[int, Fill, memoryview], None] | None = None
 
@@ -119,9 +124,10 @@ class Step:
         plan, index = self._check(layer, q, k, v)
         scratch = self._take_scratch(plan)
         try:
+            shipment = self._ship(plan, index, q, scale, softcap)
             self._store(plan, index, k, v, scratch)
-            if self._reduces(plan.group):
-                out = self._reduce(plan, index, q, scratch, scale, softcap, sinks)
+            if shipment is not None:
+                out = self._reduce(shipment, index, q, scratch, scale, softcap, sinks)
             else:
                 state = State.empty(self.rows, plan.group.query_heads, plan.group.value_dim)
                 for run in self._path.reader.runs(plan, index):
@@ -212,9 +218,7 @@ class Step:
         return plan.slots.allocate(Budget.WINDOW, len(self._scratch))
 
     def _store(self, plan: GroupPlan, index: int, k: Array, v: Array | None, scratch: NDArray[np.int64]) -> None:
-        group, tokens = plan.group, self._path.layout.block_tokens
-        shape = tuple(tokens if size == -1 else size for size in group.layer_block_shape)
-        used = 0
+        group, shape, used = plan.group, self._shapes[plan.index], 0
         for fill in self._fills:
             if fill.scratch:
                 slot, used = int(scratch[used]), used + 1
@@ -270,9 +274,16 @@ class Step:
         table = plan.near.whole(self._path.arena.buffers, places, self._row_start)
         self._fold(state, q, plan, table, scale, softcap)
 
+    def _ship(self, plan: GroupPlan, index: int, q: Float32, scale: float, softcap: float) -> Shipment | None:
+        """Where nodes reduce: send them `q`, before anything is done here that can be done meanwhile."""
+        reducer = self._path.reducer
+        if reducer is None or not self._reduces(plan.group):
+            return None
+        return reducer.start(plan, index, q, scale=scale, softcap=softcap, debug=self.observer is not None)
+
     def _reduce(
         self,
-        plan: GroupPlan,
+        shipment: Shipment,
         index: int,
         q: Float32,
         scratch: NDArray[np.int64],
@@ -282,7 +293,7 @@ class Step:
     ) -> Float32:
         reducer = self._path.reducer
         assert reducer is not None
-        shipment = reducer.start(plan, index, q, scale=scale, softcap=softcap, debug=self.observer is not None)
+        plan = shipment.plan
         near = State.empty(self.rows, plan.group.query_heads, plan.group.value_dim)
         self._fold_near(near, q, plan, index, scratch, scale, softcap)
         far = reducer.collect(shipment, self.rows)
