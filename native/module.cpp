@@ -8,7 +8,6 @@
 #include <limits>
 #include <optional>
 #include <string>
-#include <type_traits>
 #include <vector>
 
 #if defined(DUALPATH_AMX)
@@ -254,56 +253,63 @@ void unlocked_if(bool worth_it, Work work) {
     work();
 }
 
-// The three arrays of a state, of the same shapes as `like` if there is one.
-template <class T>
-struct BorrowedState {
-    Array max, exp_sum, acc;
+std::optional<Array> borrow_sinks(const std::optional<nb::object> &sinks, int64_t heads) {
+    if (!sinks) return std::nullopt;
+    Array found(*sinks, "sinks", 'f', 4, 1, false);
+    found.expect(0, heads);
+    return found;
+}
 
-    BorrowedState(nb::handle max_, nb::handle exp_sum_, nb::handle acc_)
-        : max(max_, "max", 'f', 4, 2, !std::is_const_v<T>),
-          exp_sum(exp_sum_, "exp_sum", 'f', 4, 2, !std::is_const_v<T>),
-          acc(acc_, "acc", 'f', 4, 3, !std::is_const_v<T>) {
-        exp_sum.expect(0, rows()), exp_sum.expect(1, heads());
-        acc.expect(0, rows()), acc.expect(1, heads());
-    }
-    int64_t rows() const { return max.size(0); }
-    int64_t heads() const { return max.size(1); }
-    int64_t width() const { return acc.size(2); }
-    int64_t count() const { return rows() * heads(); }
-    StateOf<T> get() const { return {max.as<T>(), exp_sum.as<T>(), acc.as<T>()}; }
-};
+// Without an exp_sum the state is finished: max becomes lse, acc becomes out.
+void combine_py(nb::sequence parts_, nb::handle max_, const std::optional<nb::object> &exp_sum_, nb::handle acc_,
+                const std::optional<nb::object> &sinks_) {
+    Array max(max_, "max", 'f', 4, 2, true), acc(acc_, "acc", 'f', 4, 3, true);
+    const int64_t rows = max.size(0), heads = max.size(1), width = acc.size(2), count = rows * heads;
+    auto fit = [&](const Array &array, int dimensions) {
+        array.expect(0, rows), array.expect(1, heads);
+        if (dimensions == 3) array.expect(2, width);
+    };
+    fit(acc, 3);
+    std::optional<Array> exp_sum;
+    std::vector<float> own_exp_sum;
+    if (exp_sum_)
+        fit(exp_sum.emplace(*exp_sum_, "exp_sum", 'f', 4, 2, true), 2);
+    else
+        own_exp_sum.resize(count);
+    const auto sinks = borrow_sinks(sinks_, heads);
 
-void combine_py(nb::sequence parts_, nb::handle max_, nb::handle exp_sum_, nb::handle acc_) {
-    const BorrowedState<float> into(max_, exp_sum_, acc_);
     std::vector<Array> borrowed;
     std::vector<StateOf<const float>> parts;
     borrowed.reserve(3 * nb::len(parts_));
     auto borrow = [&](nb::handle array, const char *name, int dimensions) -> const float * {
-        const Array &found = borrowed.emplace_back(array, name, 'f', 4, dimensions, false);
-        found.expect(0, into.rows()), found.expect(1, into.heads());
-        if (dimensions == 3) found.expect(2, into.width());
-        return found.as<const float>();
+        fit(borrowed.emplace_back(array, name, 'f', 4, dimensions, false), dimensions);
+        return borrowed.back().as<const float>();
     };
     for (nb::handle part : parts_) {
-        nb::object exp_sum = part[1];
-        parts.push_back({borrow(part[0], "max", 2), exp_sum.is_none() ? nullptr : borrow(exp_sum, "exp_sum", 2),
-                         borrow(part[2], "acc", 3)});
+        nb::object sum = part[1];
+        parts.push_back(
+            {borrow(part[0], "max", 2), sum.is_none() ? nullptr : borrow(sum, "exp_sum", 2), borrow(part[2], "acc", 3)});
     }
-    unlocked_if(into.count() * into.width() >= large,
-                [&] { combine(parts, into.get(), into.count(), into.width()); });
+    const StateOf<float> into{max.as<float>(), exp_sum ? exp_sum->as<float>() : own_exp_sum.data(), acc.as<float>()};
+    unlocked_if(count * width >= large, [&] {
+        combine(parts, into, count, width);
+        if (!exp_sum)
+            finish({into.max, into.exp_sum, into.acc}, sinks ? sinks->as<float>() : nullptr, into.acc, into.max, count,
+                   width, heads);
+    });
 }
 
 void finish_py(nb::handle max_, nb::handle exp_sum_, nb::handle acc_, const std::optional<nb::object> &sinks_,
                nb::handle out_, nb::handle lse_) {
-    const BorrowedState<const float> state(max_, exp_sum_, acc_);
-    Array out(out_, "out", 'f', 4, 3, true), lse(lse_, "lse", 'f', 4, 2, true);
-    std::optional<Array> sinks;
-    if (sinks_) sinks.emplace(*sinks_, "sinks", 'f', 4, 1, false).expect(0, state.heads());
-    out.expect(0, state.rows()), out.expect(1, state.heads()), out.expect(2, state.width());
-    lse.expect(0, state.rows()), lse.expect(1, state.heads());
-    unlocked_if(state.count() * state.width() >= large, [&] {
-        finish(state.get(), sinks ? sinks->as<float>() : nullptr, out.as<float>(), lse.as<float>(), state.count(),
-               state.width(), state.heads());
+    Array max(max_, "max", 'f', 4, 2, false), exp_sum(exp_sum_, "exp_sum", 'f', 4, 2, false),
+        acc(acc_, "acc", 'f', 4, 3, false), out(out_, "out", 'f', 4, 3, true), lse(lse_, "lse", 'f', 4, 2, true);
+    const int64_t rows = max.size(0), heads = max.size(1), width = acc.size(2), count = rows * heads;
+    for (const Array *array : {&exp_sum, &acc, &out, &lse}) array->expect(0, rows), array->expect(1, heads);
+    out.expect(2, width);
+    const auto sinks = borrow_sinks(sinks_, heads);
+    unlocked_if(count * width >= large, [&] {
+        finish({max.as<float>(), exp_sum.as<float>(), acc.as<float>()}, sinks ? sinks->as<float>() : nullptr,
+               out.as<float>(), lse.as<float>(), count, width, heads);
     });
 }
 

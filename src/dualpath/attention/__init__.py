@@ -10,7 +10,7 @@ from dualpath.attention.base import BlockTable, Geometry, Partial, State
 from dualpath.attention.copying import copy_blocks
 from dualpath.attention.dispatch import attend, explain_blocks, get_threads, partial, set_threads
 from dualpath.attention.kernels import kernel_name
-from dualpath.attention.partials import combine, finish, fold, merge
+from dualpath.attention.partials import combine, finish, fold, join, merge
 
 __all__ = [
     "BlockTable",
@@ -24,6 +24,7 @@ __all__ = [
     "finish",
     "fold",
     "get_threads",
+    "join",
     "kernel_name",
     "merge",
     "partial",

@@ -33,8 +33,9 @@ def attend(
 def combine(
     parts: Sequence[tuple[NDArray[np.float32], NDArray[np.float32] | None, NDArray[np.float32]]],
     max: NDArray[np.float32],
-    exp_sum: NDArray[np.float32],
+    exp_sum: NDArray[np.float32] | None,
     acc: NDArray[np.float32],
+    sinks: NDArray[np.float32] | None,
     /,
 ) -> None: ...
 def finish(

@@ -25,8 +25,7 @@ def finish(state: State, sinks: Float32 | None = None) -> tuple[Float32, Float32
     """
     import numpy as np
 
-    if sinks is not None and sinks.shape != state.max.shape[1:]:
-        raise UsageError(f"sinks have shape {sinks.shape}, expected {state.max.shape[1:]}")
+    _check_sinks(sinks, state.max)
     if kernels.chosen() == "python":
         return fallback.finish(state, sinks)
     out, lse = np.empty(state.acc.shape, np.float32), np.empty(state.max.shape, np.float32)
@@ -64,20 +63,60 @@ def combine(parts: Sequence[State | Partial]) -> State:
     """
     import numpy as np
 
-    if not parts:
-        raise UsageError("nothing to combine", hint="an empty state is (-inf, 0, 0), of the rows' shape")
+    _check_parts(parts)
     if kernels.chosen() == "python":
         return fallback.combine([part if isinstance(part, State) else _state_of(part) for part in parts])
-    triples = [
-        (part.max, part.exp_sum, part.acc) if isinstance(part, State) else (part[1], None, part[0]) for part in parts
-    ]
+    triples = _triples(parts)
     shape, wide = triples[0][0].shape, triples[0][2].shape
     whole = State(np.empty(shape, np.float32), np.empty(shape, np.float32), np.empty(wide, np.float32))
+    _combine(triples, whole.max, whole.exp_sum, whole.acc, None)
+    return whole
+
+
+def join(parts: Sequence[State | Partial], sinks: Float32 | None = None) -> tuple[Float32, Float32]:
+    """Return `finish(combine(parts), sinks)`, made in one step."""
+    import numpy as np
+
+    if kernels.chosen() == "python":
+        return finish(combine(parts), sinks)
+    _check_parts(parts)
+    triples = _triples(parts)
+    _check_sinks(sinks, triples[0][0])
+    out, lse = np.empty(triples[0][2].shape, np.float32), np.empty(triples[0][0].shape, np.float32)
+    _combine(triples, lse, None, out, sinks)
+    return out, lse
+
+
+def _check_parts(parts: Sequence[State | Partial]) -> None:
+    if not parts:
+        raise UsageError("nothing to combine", hint="an empty state is (-inf, 0, 0), of the rows' shape")
+
+
+def _check_sinks(sinks: Float32 | None, high: Float32) -> None:
+    if sinks is not None and sinks.shape != high.shape[1:]:
+        raise UsageError(f"sinks have shape {sinks.shape}, expected {high.shape[1:]}")
+
+
+def _triples(parts: Sequence[State | Partial]) -> list[tuple[Float32, Float32 | None, Float32]]:
+    """Return the parts as the native module takes them: max, exp-sum (`None`: all 1), acc."""
+    return [(p.max, p.exp_sum, p.acc) if isinstance(p, State) else (p[1], None, p[0]) for p in parts]
+
+
+def _combine(
+    triples: list[tuple[Float32, Float32 | None, Float32]],
+    high: Float32,
+    exp_sum: Float32 | None,
+    acc: Float32,
+    sinks: Float32 | None,
+) -> None:
+    import numpy as np
+
+    if sinks is not None:
+        sinks = np.ascontiguousarray(sinks, np.float32)
     try:
-        kernels.native().combine(triples, whole.max, whole.exp_sum, whole.acc)
+        kernels.native().combine(triples, high, exp_sum, acc, sinks)
     except (ValueError, TypeError) as error:
         raise UsageError(f"combine: {str(error).splitlines()[0]}") from error
-    return whole
 
 
 def _state_of(partial: Partial) -> State:

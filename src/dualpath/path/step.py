@@ -297,7 +297,7 @@ class Step:
         near = State.empty(self.rows, plan.group.query_heads, plan.group.value_dim)
         self._fold_near(near, q, plan, index, scratch, scale, softcap)
         far = reducer.collect(shipment, self.rows)
-        out = attention.finish(attention.combine([*far, near]), sinks)[0]
+        out = attention.join([*far, near], sinks)[0]
         if self.observer is not None:
             seen = [*reducer.observed, ("here", near, sum(entry.tokens for entry in plan.near.entries))]
             layer = plan.group.layers[index]

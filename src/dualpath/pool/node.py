@@ -294,7 +294,7 @@ def _expect(wanted: type[M], reply: Message, node: str) -> M:
 def _partials(request: Attend, reply: Partials, payload: memoryview, node: str) -> NodePartials:
     import numpy as np
 
-    rows = sum(query.rows for query in request.queries)
+    rows = sum([query.rows for query in request.queries])
     scalars = rows * request.query_heads
     extra = 3 if request.debug else 1
     values = payload.nbytes // 4 - extra * scalars
@@ -306,7 +306,7 @@ def _partials(request: Attend, reply: Partials, payload: memoryview, node: str) 
         or len(reply.outcomes) != len(request.queries)
     ):
         raise ProtocolError(f"node {node} answered {payload.nbytes} bytes for {rows} rows", node=node)
-    numbers = np.frombuffer(payload, np.float32)
-    out = numbers[:values].reshape(rows, request.query_heads, values // scalars)
-    rest = numbers[values:].reshape(extra, rows, request.query_heads)
+    shape = (rows, request.query_heads)
+    out = np.ndarray((*shape, values // scalars), np.float32, payload)
+    rest = [np.ndarray(shape, np.float32, payload, 4 * (values + n * scalars)) for n in range(extra)]
     return NodePartials(reply.outcomes, out, *rest)

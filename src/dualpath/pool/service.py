@@ -93,7 +93,7 @@ class PoolService:
         if answer is None:
             raise UsageError(f"{name} is not a request to a pool node")
         started, received = time.perf_counter(), payload.nbytes
-        if self._client(session).landing is not None and isinstance(message, Write):
+        if isinstance(message, Write) and self._client(session).landing is not None:
             received = message.slot_bytes * len(message.refs)
         try:
             reply = answer(session, message, payload)
