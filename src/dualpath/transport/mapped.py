@@ -139,19 +139,36 @@ class MappedPeer(StreamPeer):
     def _copy(self) -> None:
         while (request := self._jobs.get()) is not None:
             try:
-                mapping = self._mapping(request.slot_bytes, request.ticket.deadline)
+                if request.ticket.listened:
+                    self._copy_in_pieces(request)
+                elif request.ticket.settled:  # cancelled, or too late
+                    request.let_go()
+                else:
+                    request.finish(self._copy_whole(request), None)
             except PeerError as error:
                 self._lose([request], error)
-                continue
-            ticket, count = request.ticket, len(request.refs)
-            step = max(1, PIECE_BYTES // request.slot_bytes) if ticket.listened else count
-            for start in range(0, count, step):
-                if ticket.settled:
-                    break  # cancelled, or too late
-                end = start + step
-                outcomes = mapping.copy(request.refs[start:end], request.destinations[start:end])
-                ticket.settle_some(request.first + start, outcomes, None)
-            request.let_go()
+
+    def _copy_whole(self, request: ReadRequest) -> list[Outcome]:
+        """Copy out of the mapping that there is, and only then ask whether it may be believed: a connection that lives
+        now has lived all the while. Asking lets other threads run, and after the copy none has a reason to."""
+        mapping = self._mappings.get(request.slot_bytes)
+        if mapping is not None:
+            outcomes = mapping.copy(request.refs, request.destinations)
+            if mapping.connection.usable():
+                return outcomes
+        return self._mapping(request.slot_bytes, request.ticket.deadline).copy(request.refs, request.destinations)
+
+    def _copy_in_pieces(self, request: ReadRequest) -> None:
+        """Somebody wants to hear of items as they come."""
+        mapping = self._mapping(request.slot_bytes, request.ticket.deadline)
+        step = max(1, PIECE_BYTES // request.slot_bytes)
+        for start in range(0, len(request.refs), step):
+            if request.ticket.settled:
+                break
+            end = start + step
+            outcomes = mapping.copy(request.refs[start:end], request.destinations[start:end])
+            request.ticket.settle_some(request.first + start, outcomes, None)
+        request.let_go()
 
     @staticmethod
     def _lose(requests: Sequence[ReadRequest], error: PeerError) -> None:
