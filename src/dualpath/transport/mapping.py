@@ -48,7 +48,7 @@ class Mapping:
         size, now = self.slot_bytes, self._now
         slots, wanted = [ref.slot for ref in refs], [ref.generation for ref in refs]
         if (
-            0 <= min(slots, default=0)
+            min(slots, default=0) >= 0
             and max(slots, default=0) < self.slots
             and [now[slot] for slot in slots] == wanted
         ):
