@@ -11,6 +11,9 @@
 //                where a model computes in bf16. Products with zeros change no bit. Only denormals flush to zero.
 //     weights    two, which leaves 2^-18 of the largest possible weight: next to the 2^-9 to which V is stored
 //
+// One-byte elements are widened to bf16 run by run, which is exact. Their scales go where they are cheap: those of K
+// into the query, which is split anew for each run, those of V into the products that are added to acc.
+//
 // Few rows gain nothing from it: they wait for memory, and rearranging V costs as much as widening it.
 #pragma once
 
@@ -102,6 +105,16 @@ DP_INLINE void pack_turned(const bf16 *v, size_t stride, int count, float *first
     }
 }
 
+// Rows of one-byte elements as bf16.
+template <class T>
+void widen_rows(const T *from, size_t stride, int rows, int dim, bf16 *to) {
+    for (int i = 0; i < rows; i++, from += stride, to += dim)
+        for (int d = 0; d < dim; d += 32) {
+            const vf low = load(from + d), high = load(from + d + 16);
+            _mm512_storeu_si512(to + d, (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low));
+        }
+}
+
 // Square (tiles 0..3) += A [32, 32] x B [32, 32] for `count` parts of B: `next` floats from one tile of columns to the
 // other, `part` from part to part, `row` bytes from row to row.
 DP_INLINE void multiply_square(const void *a, const void *below, size_t bytes, const float *b, size_t next, size_t part,
@@ -163,6 +176,7 @@ struct Stage {
     int64_t start;          // position of the run
     const bf16 *k, *tail;   // the run's K; its last 32 rows, where that many do not exist
     const float *values;    // V^T in tiles [value_dim / 16][key_run / 32]
+    const float *scale;     // of V's columns, where they have one
     float *s, *keep;        // [key_run, 32], [32]
     const float *q;         // [part][16 columns][dim / 32] tiles
     float *max, *exp_sum, *acc;
@@ -171,6 +185,7 @@ struct Stage {
 
 // The products of one stage with V and the scores of another, in small steps: the matrix unit works on them while the
 // vector units work on the weights of the stage between.
+template <class T>
 struct Products {
     const Stage *values, *scores;  // or null
     int dim, value_dim;
@@ -213,8 +228,13 @@ struct Products {
         const vf keep0 = load(t.keep), keep1 = load(t.keep + W);
         float *to = t.acc + (size_t)d * across;
         for (int r = 0; r < 32 * across; r += across) {
-            store(to + r, load(to + r) * keep0 + load(sums + r));
-            store(to + r + W, load(to + r + W) * keep1 + load(sums + r + W));
+            vf sum0 = load(sums + r), sum1 = load(sums + r + W);
+            if constexpr (scaled<T>) {
+                const vf scale = splat(t.scale[d + r / across]);
+                sum0 *= scale, sum1 *= scale;
+            }
+            store(to + r, load(to + r) * keep0 + sum0);
+            store(to + r + W, load(to + r + W) * keep1 + sum1);
         }
         i = t.from;
         if ((d += 32) < value_dim) return;
@@ -226,8 +246,8 @@ struct Products {
 
 // Scores become weights: of 32 rows, in lanes, two keys at a time. Two rows of scores give way to two rows of pairs of
 // bf16: the first parts of rows 0..16 and 16..32, then the second parts.
-template <bool EDGE>
-void weigh_columns(const Stage &t, vf scale, const vi *lo, const vi *hi, Products &products) {
+template <bool EDGE, class T>
+void weigh_columns(const Stage &t, vf scale, const vi *lo, const vi *hi, Products<T> &products) {
     const float inf = __builtin_inff();
     const int keys = t.to - t.from, count = products.count();
     float *s = t.s + (size_t)t.from * across;
@@ -277,14 +297,18 @@ void weigh_columns(const Stage &t, vf scale, const vi *lo, const vi *hi, Product
     for (int l = 0; l < 2; l++) store(t.exp_sum + l * W, total[l] + (even[l] + odd[l]));
 }
 
+template <class T>
 void matrix_prefill_item(const Call &c, const PrefillItem &item, Scratch scratch) {
     constexpr int ring = 3;  // stages under way, and so runs whose K and V must be there
     const int m = item.m_end - item.m_begin, heads = c.kv_heads * c.group, blocks = (m + across - 1) / across;
     const int dim = c.head_dim, value_dim = c.value_dim, steps = dim / 32;
     const size_t q_part = (size_t)across * dim / 2, q_block = parts * q_part;
     const size_t run_floats = (size_t)key_run * value_dim / 2;
+    // What one-byte elements need beside: wide K (of a ring of runs) and V, queries of a ring of stages, scales.
+    const size_t wide_k_floats = (size_t)key_run * dim / 2;
+    const size_t beside = scaled<T> ? ring * (wide_k_floats + q_block + value_dim) + run_floats + dim : 0;
     float *q = scratch(blocks * (q_block + (size_t)across * (value_dim + 2)) + across * across + q_block +
-                       ring * (run_floats + (size_t)key_run * across + across + q_part) + (size_t)blocks * 6);
+                       ring * (run_floats + (size_t)key_run * across + across + q_part) + (size_t)blocks * 6 + beside);
     float *acc = q + blocks * q_block, *max = acc + (size_t)blocks * across * value_dim;
     float *exp_sum = max + blocks * across;
     float *values = exp_sum + blocks * across, *s = values + ring * run_floats;
@@ -294,23 +318,39 @@ void matrix_prefill_item(const Call &c, const PrefillItem &item, Scratch scratch
         int64_t low, high;  // positions
         int parts;
     } *spans = reinterpret_cast<Span *>(rows + (size_t)parts * across * dim);
+    float *wide_k = reinterpret_cast<float *>(spans + blocks), *wide_v = wide_k + ring * wide_k_floats;
+    float *scaled_q = wide_v + run_floats, *key_scale = scaled_q + ring * q_block, *value_scale = key_scale + dim;
 
     auto row_of = [&](int i) { return item.row_begin + (item.m_begin + i) / c.group; };
     auto state_of = [&](int i) {
         return (size_t)row_of(i) * heads + (size_t)item.head * c.group + (item.m_begin + i) % c.group;
     };
     const vf sign = splat(c.scale < 0 ? -1.0f : 1.0f);
+    auto pack_query = [&](int j, float *to) {  // 32 rows, split, as columns of tiles; returns the number of parts
+        int used = 1;
+        for (int i = 0; i < across; i++) {
+            const int at = j * across + i;
+            const float *from = at < m ? c.q + state_of(at) * dim : nullptr;
+            for (int d = 0; d < dim; d += 32) {
+                vf low = from ? load(from + d) * sign : vf{}, high = from ? load(from + d + 16) * sign : vf{};
+                if constexpr (scaled<T>) low *= load(key_scale + d), high *= load(key_scale + d + 16);
+                used = greater(used, split(low, high, rows + (size_t)i * dim + d, (size_t)across * dim));
+            }
+        }
+        for (int p = 0; p < used; p++)
+            for (int l = 0; l < 2; l++)
+                for (int d = 0; d < steps; d++)
+                    pack_columns(rows + (size_t)(p * across + l * 16) * dim + d * 32, dim, 16,
+                                 to + p * q_part + (size_t)(l * steps + d) * tile_floats);
+        return used;
+    };
     for (int j = 0; j < blocks; j++) {
         Span &span = spans[j] = {INT64_MAX, 0, 1};
-        float *qj = q + j * q_block, *aj = acc + (size_t)j * across * value_dim;
+        float *aj = acc + (size_t)j * across * value_dim;
+        if constexpr (!scaled<T>) span.parts = pack_query(j, q + j * q_block);
         for (int i = 0; i < across; i++) {
             const int at = j * across + i;
             const bool real = at < m;
-            const float *from = real ? c.q + state_of(at) * dim : nullptr;
-            for (int d = 0; d < dim; d += 32)
-                span.parts = greater(span.parts, split(real ? load(from + d) * sign : vf{},
-                                                       real ? load(from + d + 16) * sign : vf{},
-                                                       rows + (size_t)i * dim + d, (size_t)across * dim));
             max[at] = real ? c.max[state_of(at)] : 0;
             exp_sum[at] = real ? c.exp_sum[state_of(at)] : 0;
             if (real) {
@@ -318,11 +358,6 @@ void matrix_prefill_item(const Call &c, const PrefillItem &item, Scratch scratch
                 span.high = greater(span.high, c.row_position[row_of(at)]);
             }
         }
-        for (int p = 0; p < span.parts; p++)
-            for (int l = 0; l < 2; l++)
-                for (int d = 0; d < steps; d++)
-                    pack_columns(rows + (size_t)(p * across + l * 16) * dim + d * 32, dim, 16,
-                                 qj + p * q_part + (size_t)(l * steps + d) * tile_floats);
         for (int l = 0; l < 2; l++)
             for (int d = 0; d < value_dim; d += 16) {
                 vf a[16];
@@ -341,7 +376,7 @@ void matrix_prefill_item(const Call &c, const PrefillItem &item, Scratch scratch
     int stage = 0, run = 0;  // how many so far
     // Weights of the last stage but the newest, while products go on with its neighbours.
     auto advance = [&](const Stage *before, const Stage *now, const Stage *after) {
-        Products products(before, after, dim, value_dim, sums);
+        Products<T> products(before, after, dim, value_dim, sums);
         if (!now) {
             for (int n = products.count(); n > 0; n--) products.step();
             return;
@@ -366,10 +401,14 @@ void matrix_prefill_item(const Call &c, const PrefillItem &item, Scratch scratch
     };
     for (int b = item.block_begin; b < item.block_end; b++) {
         const Block &block = c.blocks[b];
+        const int stream = item.head * (c.latent ? 1 : 2);
+        if constexpr (scaled<T>) read_scales<T>(c, block, stream, dim, key_scale);
         for (int first = 0; first < block.tokens; first += key_run) {
-            const bf16 *k =
-                reinterpret_cast<const bf16 *>(block.data) + item.head * head_elements + (size_t)first * dim;
-            const bf16 *v = c.latent ? k : k + (size_t)c.block_tokens * dim;
+            const T *stored = reinterpret_cast<const T *>(block.data) + item.head * head_elements + (size_t)first * dim;
+            const T *stored_v = c.latent ? stored : stored + (size_t)c.block_tokens * dim;
+            const bf16 *k = reinterpret_cast<const bf16 *>(stored), *v = reinterpret_cast<const bf16 *>(stored_v);
+            size_t v_stride = dim;
+            float *scale_v = nullptr;
             const int n = lesser(block.tokens - first, key_run);
             const int64_t start = block.position + first;
             float *packed = nullptr;
@@ -380,11 +419,19 @@ void matrix_prefill_item(const Call &c, const PrefillItem &item, Scratch scratch
                 const int to = (visible(span.high, start, n, 0).hi + 31) / 32 * 32;
                 if (from >= to) continue;
                 if (!packed) {
+                    if constexpr (scaled<T>) {
+                        bf16 *wide = reinterpret_cast<bf16 *>(wide_k + run % ring * wide_k_floats);
+                        widen_rows(stored, dim, n, dim, wide);
+                        widen_rows(stored_v, dim, n, value_dim, reinterpret_cast<bf16 *>(wide_v));
+                        k = wide, v = reinterpret_cast<bf16 *>(wide_v), v_stride = value_dim;
+                        scale_v = value_scale + run % ring * value_dim;
+                        read_scales<T>(c, block, stream + !c.latent, value_dim, scale_v);
+                    }
                     packed = values + run++ % ring * run_floats;
                     for (int d = 0; d < value_dim; d += 32)
                         for (int i = 0; i < n; i += 32) {
                             float *tile = packed + (size_t)(d / 16 * (key_run / 32) + i / 32) * tile_floats;
-                            pack_turned(v + (size_t)i * dim + d, dim, n - i, tile, tile + key_run / 32 * tile_floats);
+                            pack_turned(v + i * v_stride + d, v_stride, n - i, tile, tile + key_run / 32 * tile_floats);
                         }
                     if (n % 32) {
                         memcpy(end, k + (size_t)(n / 32 * 32) * dim, (size_t)(n % 32) * dim * sizeof(bf16));
@@ -392,9 +439,15 @@ void matrix_prefill_item(const Call &c, const PrefillItem &item, Scratch scratch
                     }
                 }
                 const int at = stage % ring;
-                stages[at] = {from, to, n, start, k, end, packed, s + (size_t)at * key_run * across, keep + at * across,
-                              q + j * q_block, max + j * across, exp_sum + j * across,
-                              acc + (size_t)j * across * value_dim, span.parts, j * across};
+                const float *q_stage = q + j * q_block;
+                int q_parts = span.parts;
+                if constexpr (scaled<T>) {
+                    q_parts = pack_query(j, scaled_q + at * q_block);
+                    q_stage = scaled_q + at * q_block;
+                }
+                stages[at] = {from, to, n, start, k, end, packed, scale_v, s + (size_t)at * key_run * across,
+                              keep + at * across, q_stage, max + j * across, exp_sum + j * across,
+                              acc + (size_t)j * across * value_dim, q_parts, j * across};
                 advance(stage > 1 ? &stages[(stage + 1) % ring] : nullptr,
                         stage > 0 ? &stages[(stage + 2) % ring] : nullptr, &stages[at]);
                 stage++;

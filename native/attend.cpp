@@ -10,7 +10,7 @@ namespace {
 constexpr size_t wave_floats = 1 << 18;    // partials of a wave: 1 MB, so that the fold reads them from a cache
 constexpr size_t chunk_bytes = 512 << 10;  // what a thread reads in one go
 
-size_t element_bytes(Dtype dtype) { return dtype == Dtype::float32 ? 4 : 2; }
+size_t element_bytes(Dtype dtype) { return dtype == Dtype::float32 ? 4 : dtype >= Dtype::int8 ? 1 : 2; }
 
 size_t head_bytes(const Call &c) {
     return (size_t)c.block_tokens * c.head_dim * element_bytes(c.dtype) * (c.latent ? 1 : 2);
@@ -139,6 +139,10 @@ void attend(const Kernel &kernel, const Call &call, const std::vector<Sequence> 
     }
     decode.flush();
     if (!many.empty()) prefill(kernel, call, many, threads);
+}
+
+void encode(const Kernel &kernel, const Encoding &encoding, int streams) {
+    kernel.encode(encoding, 0, streams, thread_scratch);
 }
 
 float read_all(const Kernel &kernel, const unsigned char *data, size_t bytes, int threads) {

@@ -36,6 +36,8 @@ struct Prefetch {
 // Vector i of a stored row. For bf16, vectors 2j and 2j+1 are the even and the odd elements of 2W consecutive ones.
 DP_INLINE vf stream(const float *row, int i) { return load(row + i * W); }
 DP_INLINE vf stream(const fp16 *row, int i) { return load(row + i * W); }
+DP_INLINE vf stream(const int8 *row, int i) { return load(row + i * W); }
+DP_INLINE vf stream(const fp8 *row, int i) { return load(row + i * W); }
 DP_INLINE vf stream(const bf16 *row, int i) {
     vi raw = *reinterpret_cast<const viu *>(row + (i / 2) * 2 * W);
     return (vf)(i % 2 ? raw & (int32_t)0xffff0000 : raw << 16);
@@ -237,9 +239,16 @@ void decode_item(const Call &c, const DecodeItem &item, Scratch scratch) {
     const int value_dim = direct ? c.value_dim : (c.value_dim + W - 1) / W * W;
     const bool paired = direct && Pairs<T>::n == 2;
     const size_t extra = direct ? 0 : (size_t)block.tokens * dim * 2;
-    float *space = scratch((size_t)m * (dim + decode_run + value_dim + sizeof(Range) / 4) + extra);
+    const size_t scales = scaled<T> ? c.head_dim + c.value_dim : 0;
+    float *space = scratch((size_t)m * (dim + decode_run + value_dim + sizeof(Range) / 4) + extra + scales);
     float *q = space + extra, *s = q + m * dim, *acc = s + m * decode_run;
     Range *seen = reinterpret_cast<Range *>(acc + m * value_dim);
+    float *key_scale = reinterpret_cast<float *>(seen + m), *value_scale = key_scale + c.head_dim;
+    if constexpr (scaled<T>) {  // of K into the query, of V out of the sum: elements are used as they are
+        const int stream = item.head * (c.latent ? 1 : 2);
+        read_scales<T>(c, block, stream, c.head_dim, key_scale);
+        read_scales<T>(c, block, stream + !c.latent, c.value_dim, value_scale);
+    }
 
     int lo = block.tokens, hi = 0;
     float *max = item.partial, *exp_sum = max + m, *out = exp_sum + m;
@@ -249,6 +258,8 @@ void decode_item(const Call &c, const DecodeItem &item, Scratch scratch) {
         if (seen[r].lo < seen[r].hi) lo = lesser(lo, seen[r].lo), hi = greater(hi, seen[r].hi);
         const float *from = c.q + ((size_t)row * heads + (size_t)item.head * c.group + r % c.group) * c.head_dim;
         for (int d = 0; d < c.head_dim; d++) q[r * dim + d] = from[d] * c.scale;
+        if constexpr (scaled<T>)
+            for (int d = 0; d < c.head_dim; d++) q[r * dim + d] *= key_scale[d];
         for (int d = c.head_dim; d < dim; d++) q[r * dim + d] = 0;
         if (paired) split_pairs(q + r * dim, dim);
         max[r] = -__builtin_inff();
@@ -270,6 +281,8 @@ void decode_item(const Call &c, const DecodeItem &item, Scratch scratch) {
     }
     for (int r = 0; r < m; r++) {
         if (paired) join_pairs(acc + r * value_dim, value_dim);
+        if constexpr (scaled<T>)
+            for (int d = 0; d < c.value_dim; d++) acc[(size_t)r * value_dim + d] *= value_scale[d];
         memcpy(out + (size_t)r * c.value_dim, acc + (size_t)r * value_dim, c.value_dim * sizeof(float));
     }
 }

@@ -11,6 +11,7 @@ using namespace dualpath;
 #include "decode.hpp"
 #include "prefill.hpp"
 #include "amx.hpp"
+#include "encode.hpp"
 
 namespace DUALPATH_ISA {
 
@@ -20,6 +21,8 @@ static void decode(const Call &c, const DecodeItem *items, int begin, int end, S
             case Dtype::float32: decode_item<float>(c, items[i], scratch); break;
             case Dtype::bfloat16: decode_item<bf16>(c, items[i], scratch); break;
             case Dtype::float16: decode_item<fp16>(c, items[i], scratch); break;
+            case Dtype::int8: decode_item<int8>(c, items[i], scratch); break;
+            case Dtype::float8: decode_item<fp8>(c, items[i], scratch); break;
         }
     }
 }
@@ -28,22 +31,43 @@ static void fold(const Call &c, const FoldItem *folds, const DecodeItem *items, 
     for (int i = begin; i < end; i++) fold_item(c, folds[i], items);
 }
 
+// On the matrix unit, where there is one that the rows fit.
+template <class T>
+static void prefill_narrow(const Call &c, const PrefillItem &item, Scratch scratch) {
+#if defined(__AMX_BF16__)
+    if (c.head_dim % 32 == 0 && c.value_dim % 32 == 0) {
+        matrix_prefill_item<T>(c, item, scratch);
+        return;
+    }
+#endif
+    prefill_item<T>(c, item, scratch);
+}
+
 static void prefill(const Call &c, const PrefillItem *items, int begin, int end, Scratch scratch) {
     for (int i = begin; i < end; i++) {
         switch (c.dtype) {
             case Dtype::float32: prefill_item<float>(c, items[i], scratch); break;
-            case Dtype::bfloat16:
-#if defined(__AMX_BF16__)
-                if (c.head_dim % 32 == 0 && c.value_dim % 32 == 0) {
-                    matrix_prefill_item(c, items[i], scratch);
-                    break;
-                }
-#endif
-                prefill_item<bf16>(c, items[i], scratch);
-                break;
+            case Dtype::bfloat16: prefill_narrow<bf16>(c, items[i], scratch); break;
             case Dtype::float16: prefill_item<fp16>(c, items[i], scratch); break;
+            case Dtype::int8: prefill_narrow<int8>(c, items[i], scratch); break;
+            case Dtype::float8: prefill_narrow<fp8>(c, items[i], scratch); break;
         }
     }
+}
+
+template <class T>
+static void encode_as(const Encoding &e, int begin, int end, Scratch scratch) {
+    for (int i = begin; i < end; i++) {
+        switch (e.from_dtype) {
+            case Dtype::float32: encode_stream<float, T>(e, i, scratch); break;
+            case Dtype::bfloat16: encode_stream<bf16, T>(e, i, scratch); break;
+            default: encode_stream<fp16, T>(e, i, scratch); break;
+        }
+    }
+}
+
+static void encode(const Encoding &e, int begin, int end, Scratch scratch) {
+    (e.dtype == Dtype::int8 ? encode_as<int8> : encode_as<fp8>)(e, begin, end, scratch);
 }
 
 static float read(const unsigned char *data, size_t bytes) {
@@ -60,6 +84,6 @@ static float read(const unsigned char *data, size_t bytes) {
 #define DP_STRING1(x) #x
 #define DP_STRING(x) DP_STRING1(x)
 extern const Kernel kernel;
-const Kernel kernel = {DP_STRING(DUALPATH_ISA), decode, fold, prefill, read};
+const Kernel kernel = {DP_STRING(DUALPATH_ISA), decode, fold, prefill, encode, read};
 
 }  // namespace DUALPATH_ISA

@@ -6,7 +6,7 @@
 
 namespace dualpath {
 
-enum class Dtype : int { float32 = 0, bfloat16 = 1, float16 = 2 };
+enum class Dtype : int { float32 = 0, bfloat16 = 1, float16 = 2, int8 = 3, float8 = 4 };
 
 struct Block {
     const unsigned char *data;
@@ -25,6 +25,17 @@ struct Call {
     const int64_t *row_position;  // [rows]
     float *max, *exp_sum, *acc;   // [rows, heads], [rows, heads], [rows, heads, value_dim]
     const Block *blocks;
+    size_t scales_at;  // of a block in a dtype of one byte: where its scales begin
+};
+
+// A layer block in a float dtype that is to be kept in one byte an element: streams [block_tokens, width], of which the
+// first `tokens` rows count.
+struct Encoding {
+    const unsigned char *from;
+    Dtype from_dtype, dtype;
+    int block_tokens, tokens, width;
+    unsigned char *to;
+    size_t scales_at;
 };
 
 // Few rows against one block and kv head: writes max, exp_sum [rows * group] and acc [rows * group, value_dim] of that
@@ -54,6 +65,7 @@ struct Kernel {
     void (*decode)(const Call &, const DecodeItem *, int begin, int end, Scratch);
     void (*fold)(const Call &, const FoldItem *, const DecodeItem *, int begin, int end);
     void (*prefill)(const Call &, const PrefillItem *, int begin, int end, Scratch);
+    void (*encode)(const Encoding &, int begin, int end, Scratch);  // streams
     float (*read)(const unsigned char *, size_t bytes);  // sums floats with 16 accumulators: read bandwidth
 };
 

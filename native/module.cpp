@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <optional>
 #include <string>
@@ -133,13 +134,28 @@ private:
     const char *name_ = "";
 };
 
+// Where the parts of a layer block lie: dualpath.kv.layout.Parts.
+struct Parts {
+    int64_t data, scales_at, bytes;
+};
+
+Parts parts_of(int64_t streams, int64_t block_tokens, int64_t width, Dtype dtype) {
+    auto aligned = [](int64_t size) { return (size + 63) / 64 * 64; };
+    const int64_t elements = streams * block_tokens * width;
+    if (dtype < Dtype::int8) {
+        const int64_t data = elements * (dtype == Dtype::float32 ? 4 : 2);
+        return {data, data, data};
+    }
+    return {elements, aligned(elements), aligned(aligned(elements) + streams * width * 2)};
+}
+
 std::vector<Block> read_blocks(const Call &c, const std::vector<Array> &buffers, const Array &buffer,
                                const Array &offset, const Array &tokens, const Array &position) {
     const int64_t n = buffer.size(0), item = c.dtype == Dtype::float32 ? 4 : 2;
     offset.expect(0, n);
     tokens.expect(0, n);
     position.expect(0, n);
-    const int64_t need = (int64_t)c.kv_heads * (c.latent ? 1 : 2) * c.block_tokens * c.head_dim * item;
+    const int64_t need = parts_of((int64_t)c.kv_heads * (c.latent ? 1 : 2), c.block_tokens, c.head_dim, c.dtype).bytes;
     std::vector<Block> blocks(n);
     for (int64_t i = 0; i < n; i++) {
         const int32_t which = buffer.as<int32_t>()[i], count = tokens.as<int32_t>()[i];
@@ -153,7 +169,7 @@ std::vector<Block> read_blocks(const Call &c, const std::vector<Array> &buffers,
             bad(std::to_string(count) + " tokens, but blocks hold 1.." + std::to_string(c.block_tokens));
         const unsigned char *data = buffers[which].as<unsigned char>() + at;
         if (reinterpret_cast<uintptr_t>(data) % item)
-            bad("its address is not aligned to elements of " + std::to_string(item) + " bytes");
+            bad("its address is not aligned to " + std::to_string(item) + " bytes");
         const int64_t first = position.as<int64_t>()[i];
         if (first < 0 || first > std::numeric_limits<int64_t>::max() / 4)
             bad("position " + std::to_string(first) + " is out of range");
@@ -192,7 +208,7 @@ void attend_py(const std::string &kernel_name, nb::handle max_, const std::optio
         refuse("geometry: kv_heads, head_dim, value_dim and block_tokens must be positive and sane");
     if (latent ? value_dim > head_dim : value_dim != head_dim)
         refuse("geometry: value_dim must equal head_dim, or be at most head_dim for a latent layer");
-    if (dtype < 0 || dtype > 2) refuse("geometry: unknown dtype code");
+    if (dtype < 0 || dtype > 4) refuse("geometry: unknown dtype code");
     if (!std::isfinite(scale) || !std::isfinite(softcap) || softcap < 0)
         refuse("scale must be finite, softcap finite and not negative");
     if (window < 0) refuse("window must not be negative");
@@ -233,7 +249,9 @@ void attend_py(const std::string &kernel_name, nb::handle max_, const std::optio
               (float)softcap,  window,
               q.as<float>(),   row_position.as<int64_t>(),
               max.as<float>(), exp_sum ? exp_sum->as<float>() : own_exp_sum.data(),
-              acc.as<float>(), nullptr};
+              acc.as<float>(), nullptr,
+              0};
+    call.scales_at = parts_of((int64_t)kv_heads * (latent ? 1 : 2), block_tokens, head_dim, call.dtype).scales_at;
     const auto blocks = read_blocks(call, buffers, buffer, offset, tokens, position);
     const auto sequences = read_sequences(row_start, block_start, rows, (int64_t)blocks.size());
     call.blocks = blocks.data();
@@ -335,6 +353,28 @@ void copy_blocks_py(nb::handle source_, nb::sequence offsets_, nb::sequence dest
         std::memcpy(destinations[i].as<unsigned char>(), source.as<unsigned char>() + offsets[i], (size_t)block_bytes);
 }
 
+void encode_py(const std::string &kernel_name, nb::handle from_, int from_dtype, nb::handle to_, int dtype, int streams,
+               int block_tokens, int tokens, int width) {
+    const Kernel &kernel = kernel_named(kernel_name);
+    constexpr int limit = 1 << 17;
+    if (streams < 1 || width < 1 || block_tokens < 1 || streams > limit || width > limit || block_tokens > 1 << 20)
+        refuse("streams, block_tokens and width must be positive and sane");
+    if (tokens < 0 || tokens > block_tokens) refuse("tokens must be within the block");
+    if (from_dtype < 0 || from_dtype > 2 || dtype < 3 || dtype > 4) refuse("from a float dtype to one of one byte");
+    Array from(from_, "source", 'u', 1, 1, false), to(to_, "destination", 'u', 1, 1, true);
+    const Parts parts = parts_of(streams, block_tokens, width, (Dtype)dtype);
+    from.expect(0, parts_of(streams, block_tokens, width, (Dtype)from_dtype).bytes);
+    to.expect(0, parts.bytes);
+    if (reinterpret_cast<uintptr_t>(from.as<unsigned char>()) % (from_dtype == 0 ? 4 : 2) ||
+        reinterpret_cast<uintptr_t>(to.as<unsigned char>()) % 2)
+        refuse("source and destination must be aligned");
+    memset(to.as<unsigned char>() + parts.data, 0, parts.bytes - parts.data);  // padding
+    const Encoding encoding{from.as<unsigned char>(), (Dtype)from_dtype, (Dtype)dtype, block_tokens, tokens, width,
+                            to.as<unsigned char>(),   (size_t)parts.scales_at};
+    nb::gil_scoped_release unlocked;
+    encode(kernel, encoding, streams);
+}
+
 float read_bandwidth_py(nb::handle buffer_, int threads) {
     Array buffer(buffer_, "buffer", 'u', 1, 1, false);
     if (threads < 1) refuse("threads must be positive");
@@ -356,6 +396,7 @@ NB_MODULE(_native, m) {
     m.def("combine", &combine_py);
     m.def("finish", &finish_py);
     m.def("copy_blocks", &copy_blocks_py);
+    m.def("encode", &encode_py, "Quantise one layer block; see dualpath.attention.encoding.");
     m.def("read_bandwidth", &read_bandwidth_py, nb::arg("buffer"), nb::arg("threads"),
           "Read a uint8 array once with that many threads; returns a meaningless sum.");
     m.def(

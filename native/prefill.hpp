@@ -81,8 +81,9 @@ void multiply(const float *a, int lda, int rows, const float *b, int inner, floa
 }
 
 // K rows [keys, dim] of `stride` elements -> panels [dim, panel] of key columns, zeros past `keys` up to `padded`.
+// Elements of one byte are multiplied by the scale of their column.
 template <class T>
-void pack_keys(const T *k, size_t stride, int keys, int padded, int dim, float *to) {
+void pack_keys(const T *k, size_t stride, int keys, int padded, int dim, const float *scale, float *to) {
     for (int i = 0; i < padded; i += W) {
         float *column = to + (size_t)(i / panel) * panel * dim + i % panel;
         int d = 0;
@@ -91,6 +92,10 @@ void pack_keys(const T *k, size_t stride, int keys, int padded, int dim, float *
                 vf a[W];
                 DP_UNROLL
                 for (int j = 0; j < W; j++) a[j] = load(k + (size_t)(i + j) * stride + d);
+                if constexpr (scaled<T>) {
+                    DP_UNROLL
+                    for (int j = 0; j < W; j++) a[j] *= load(scale + d);
+                }
                 transpose(a);
                 DP_UNROLL
                 for (int j = 0; j < W; j++) store(column + (size_t)(d + j) * panel, a[j]);
@@ -98,21 +103,24 @@ void pack_keys(const T *k, size_t stride, int keys, int padded, int dim, float *
         }
         for (; d < dim; d++)
             for (int j = 0; j < W; j++)
-                column[(size_t)d * panel + j] = i + j < keys ? widen(k[(size_t)(i + j) * stride + d]) : 0;
+                column[(size_t)d * panel + j] =
+                    i + j < keys ? widen(k[(size_t)(i + j) * stride + d]) * (scaled<T> ? scale[d] : 1.0f) : 0;
     }
 }
 
 // V rows [keys, dim] -> panels [keys, panel], zeros past `dim` up to a multiple of W.
 template <class T>
-void pack_values(const T *v, size_t stride, int keys, int dim, float *to) {
+void pack_values(const T *v, size_t stride, int keys, int dim, const float *scale, float *to) {
     for (int d = 0; d < dim; d += W) {
         float *column = to + (size_t)(d / panel) * panel * keys + d % panel;
         for (int i = 0; i < keys; i++) {
             const T *row = v + (size_t)i * stride + d;
             if (d + W <= dim)
-                store(column + (size_t)i * panel, load(row));
+                store(column + (size_t)i * panel, scaled<T> ? load(row) * load(scale + d) : load(row));
             else
-                for (int j = 0; j < W; j++) column[(size_t)i * panel + j] = d + j < dim ? widen(row[j]) : 0;
+                for (int j = 0; j < W; j++)
+                    column[(size_t)i * panel + j] =
+                        d + j < dim ? widen(row[j]) * (scaled<T> ? scale[d + j] : 1.0f) : 0;
         }
     }
 }
@@ -121,12 +129,14 @@ template <class T>
 void prefill_item(const Call &c, const PrefillItem &item, Scratch scratch) {
     const int m = item.m_end - item.m_begin, heads = c.kv_heads * c.group;
     const int dim = c.head_dim, value_dim = (c.value_dim + W - 1) / W * W;
-    float *q = scratch((size_t)m * (dim + key_run + value_dim) + (size_t)key_run * (dim + value_dim + panel) + 8 * W);
+    float *q = scratch((size_t)m * (dim + key_run + value_dim) + (size_t)key_run * (dim + value_dim + panel) + 8 * W +
+                       (scaled<T> ? dim + c.value_dim : 0));
     auto aligned = [](float *p) {
         return reinterpret_cast<float *>((reinterpret_cast<uintptr_t>(p) + 63) & ~(uintptr_t)63);
     };
     float *s = aligned(q + (size_t)m * dim), *acc = s + (size_t)m * key_run;
     float *keys = aligned(acc + (size_t)m * value_dim), *values = aligned(keys + (size_t)key_run * dim);
+    float *key_scale = values + (size_t)key_run * (value_dim + panel), *value_scale = key_scale + dim;
 
     auto row_of = [&](int i) { return item.row_begin + (item.m_begin + i) / c.group; };
     auto state_of = [&](int i) {
@@ -142,6 +152,11 @@ void prefill_item(const Call &c, const PrefillItem &item, Scratch scratch) {
         const Block &block = c.blocks[b];
         const T *k = reinterpret_cast<const T *>(block.data) + item.head * head_elements;
         const T *v = c.latent ? k : k + (size_t)c.block_tokens * dim;
+        if constexpr (scaled<T>) {
+            const int stream = item.head * (c.latent ? 1 : 2);
+            read_scales<T>(c, block, stream, dim, key_scale);
+            read_scales<T>(c, block, stream + !c.latent, c.value_dim, value_scale);
+        }
         for (int first = 0; first < block.tokens; first += key_run) {
             const int n = lesser(block.tokens - first, key_run), padded = (n + W - 1) / W * W;
             auto seen = [&](int i) { return visible(c.row_position[row_of(i)], block.position + first, n, c.window); };
@@ -151,8 +166,8 @@ void prefill_item(const Call &c, const PrefillItem &item, Scratch scratch) {
             for (; high > low; high--)
                 if (Range r = seen(high - 1); r.lo < r.hi) break;
             if (low == high) continue;
-            pack_keys(k + (size_t)first * dim, dim, n, padded, dim, keys);
-            pack_values(v + (size_t)first * dim, dim, n, c.value_dim, values);
+            pack_keys(k + (size_t)first * dim, dim, n, padded, dim, key_scale, keys);
+            pack_values(v + (size_t)first * dim, dim, n, c.value_dim, value_scale, values);
             multiply<false>(q + (size_t)low * dim, dim, high - low, keys, dim, s + (size_t)low * key_run, key_run,
                             padded);
             for (int i = low; i < high; i++) {

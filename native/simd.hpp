@@ -29,6 +29,8 @@ typedef float vfu __attribute__((vector_size(W * 4), aligned(4), may_alias));
 typedef int32_t viu __attribute__((vector_size(W * 4), aligned(2), may_alias));
 typedef uint16_t vh __attribute__((vector_size(W * 2)));
 typedef uint16_t vhu __attribute__((vector_size(W * 2), aligned(2), may_alias));
+typedef int8_t vb __attribute__((vector_size(W)));
+typedef int8_t vbu __attribute__((vector_size(W), aligned(1), may_alias));
 
 // Stored element types. They are distinct types so that templates can tell bf16 from fp16.
 struct bf16 {
@@ -37,6 +39,21 @@ struct bf16 {
 struct fp16 {
     uint16_t bits;
 };
+struct int8 {
+    int8_t bits;
+};
+struct fp8 {  // 1.4.3, exponent bias 7
+    uint8_t bits;
+};
+
+// Elements of one byte have a scale for each column of a block, as bf16. What `load` and `widen` return of an element
+// must be multiplied by it and by `unit`: an fp8 is widened by way of fp16, whose exponents mean 2^8 less.
+template <class T>
+constexpr bool scaled = sizeof(T) == 1;
+template <class T>
+constexpr float unit = 1.0f;
+template <>
+constexpr float unit<fp8> = 256.0f;
 
 template <class A>
 DP_INLINE A lesser(A a, A b) {
@@ -85,7 +102,41 @@ DP_INLINE vf load(const fp16 *p) {
 #endif
 }
 
+DP_INLINE vf load(const int8 *p) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+#elif defined(__AVX2__)
+    return (vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+#else
+    vb raw = *reinterpret_cast<const vbu *>(p);
+    return __builtin_convertvector(raw, vf);
+#endif
+}
+
+DP_INLINE vf load(const fp8 *p) {
+#if defined(__AVX512F__)
+    __m256i x = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p)), 7);
+    return (vf)_mm512_cvtph_ps(_mm256_and_si256(x, _mm256_set1_epi16((short)0xbfff)));
+#elif defined(__AVX2__)
+    __m128i x = _mm_slli_epi16(_mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i *)p)), 7);
+    return (vf)_mm256_cvtph_ps(_mm_and_si128(x, _mm_set1_epi16((short)0xbfff)));
+#else
+    vb raw = *reinterpret_cast<const vbu *>(p);
+    vi x = __builtin_convertvector(raw, vi);
+    vf magnitude = (vf)((x & 0x7f) << 20) * 0x1p112f;
+    return (vf)((vi)magnitude | (x & (int32_t)0x80000000));
+#endif
+}
+
 DP_INLINE float widen(float x) { return x; }
+DP_INLINE float widen(int8 x) { return x.bits; }
+DP_INLINE float widen(fp8 x) {
+    uint32_t bits = (uint32_t)(x.bits & 0x7f) << 20;
+    float f;
+    memcpy(&f, &bits, 4);
+    f *= 0x1p112f;
+    return x.bits & 0x80 ? -f : f;
+}
 DP_INLINE float widen(bf16 x) {
     uint32_t bits = (uint32_t)x.bits << 16;
     float f;

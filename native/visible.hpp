@@ -17,6 +17,13 @@ DP_INLINE Range visible(int64_t row, int64_t first, int count, int64_t window) {
     return {(int)lo, (int)hi};
 }
 
+// Scales of `width` columns of one stream of a block, as factors of what `load` returns.
+template <class T>
+DP_INLINE void read_scales(const Call &c, const Block &block, int stream, int width, float *to) {
+    const unsigned char *from = block.data + c.scales_at + (size_t)stream * c.head_dim * sizeof(bf16);
+    for (int d = 0; d < width; d++) to[d] = widen(reinterpret_cast<const bf16 *>(from)[d]) * unit<T>;
+}
+
 // Scores of one row, in place: soft cap, mask, then weights e^(s - max'), where max' is the larger of `max` and the
 // scores. Entries [0, padded) become weights, 0 where masked. Returns the factor e^(max - max') for what was
 // accumulated before, updates max and exp_sum. `padded` is a multiple of W; the range must not be empty.

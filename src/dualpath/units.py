@@ -29,8 +29,9 @@ def parse_bytes(text: str | int) -> int:
 
 
 def format_bytes(count: float) -> str:
-    """Return `count` bytes in binary units with three digits: `16.0 MiB`."""
+    """Return `count` bytes in binary units with three digits, four from 1000 on: `16 MiB`, `1020 KiB`."""
     value, unit = float(count), 0
     while abs(value) >= 1024 and unit < len(_BINARY) - 1:
         value, unit = value / 1024, unit + 1
-    return f"{value:.0f} B" if unit == 0 else f"{value:.3g} {_BINARY[unit]}"
+    digits = f"{value:.0f}" if unit == 0 or abs(value) >= 999.5 else f"{value:.3g}"
+    return f"{digits} {_BINARY[unit]}"

@@ -10,7 +10,8 @@ import pytest
 from dualpath.attention import BlockTable, Geometry, State, kernels, reference
 from dualpath.attention.dispatch import attend_with
 from dualpath.attention.partials import finish
-from dualpath.attention.storage import encode, layer_block_bytes
+from dualpath.attention.storage import layer_block_bytes
+from dualpath.kv import QUANTISED, codecs
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,11 @@ def make(
         shape = (kv_heads, block_tokens, head_dim) if latent else (kv_heads, 2, block_tokens, head_dim)
         data = rng.standard_normal(shape).astype(np.float32)
         data[..., tokens[i] :, :] = np.nan
-        buffers[which[i]][offset[i] : offset[i] + size] = encode(data, dtype)
+        stored = codecs.encode(data, dtype, tokens[i])
+        if dtype in QUANTISED:
+            codes = stored[: data.size].reshape(shape)
+            codes[..., tokens[i] :, :] = 0x7F  # loud, or NaN
+        buffers[which[i]][offset[i] : offset[i] + size] = stored
     rows = row_start[-1]
     q = (loud * rng.standard_normal((rows, kv_heads * group, head_dim))).astype(np.float32)
     table = BlockTable(

@@ -30,6 +30,13 @@ def test_rows():
     assert "cpu" in result["machine"]
 
 
+def test_quantised_rows_compare_with_bf16():
+    result = run_attention_bench(tokens=512, dtypes=("int8", "fp8"), threads=1, repeat=2, prefill=False)
+    assert {row["dtype"] for row in result["rows"]} == {"int8", "float8_e4m3"}
+    for row in result["rows"]:
+        assert ("over_bf16" in row) == (row["kernel"] == "native")
+
+
 def test_what_cannot_be_measured_is_refused():
     with pytest.raises(UsageError, match="multiple"):
         run_attention_bench(tokens=1000)

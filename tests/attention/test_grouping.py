@@ -26,7 +26,7 @@ def same(a: State, b: State) -> bool:
     return all(x.tobytes() == y.tobytes() for x, y in zip(vars(a).values(), vars(b).values(), strict=True))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "float8_e4m3"])
 @pytest.mark.parametrize("shape", range(len(SHAPES)))
 def test_one_block_at_a_time(make_case, kernel, dtype, shape):
     case = make_case(1, dtype=dtype, **SHAPES[shape])
@@ -40,7 +40,8 @@ def test_one_block_at_a_time(make_case, kernel, dtype, shape):
 @given(data=st.data())
 def test_any_grouping_and_any_threads(make_case, data):
     kernel = data.draw(st.sampled_from(available()))
-    case = make_case(data.draw(st.integers(0, 3)), **data.draw(st.sampled_from(SHAPES)))
+    dtype = data.draw(st.sampled_from(["float32", "int8"]))
+    case = make_case(data.draw(st.integers(0, 3)), dtype=dtype, **data.draw(st.sampled_from(SHAPES)))
     n = len(case.table.tokens)
     cuts = sorted(data.draw(st.lists(st.integers(0, n), max_size=4)))
     state = case.empty()

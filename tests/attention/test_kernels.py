@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from dualpath.attention import explain_blocks, finish, reference
+from dualpath.attention.kernels import available
+from dualpath.kv import QUANTISED, codecs
 
-DTYPES = ("float32", "bfloat16", "float16")
+DTYPES = ("float32", "bfloat16", "float16", "int8", "float8_e4m3")
 
 SHAPES = {
     "one token": {"sequences": ((1, 1),)},
@@ -49,7 +51,7 @@ def test_agrees_with_float64(make_case, kernel, dtype, shape):
     assert case.error(kernel, threads=2) < 1e-5
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 @pytest.mark.parametrize("rows", [1, 40])
 @pytest.mark.parametrize(("softcap", "window"), [(5.0, 0), (50.0, 0), (0.0, 1), (0.0, 20), (30.0, 33), (0.0, 10**12)])
 def test_softcap_and_window(make_case, kernel, dtype, rows, softcap, window):
@@ -96,8 +98,6 @@ def test_exponential_is_exact_to_single_precision(make_case, kernel):
 
 def test_all_kernels_read_halves_alike(make_case):
     """bf16 and fp16 are widened exactly, subnormals and all: storing what fits in fp16 gives what float32 gives."""
-    from dualpath.attention.kernels import available
-
     raw = np.arange(1 << 16, dtype=np.uint16)
     for dtype, view in (("float16", raw.view(np.float16).astype(np.float32)), ("bfloat16", None)):
         wide = view if view is not None else (raw.astype(np.uint32) << 16).view(np.float32)
@@ -118,6 +118,46 @@ def test_all_kernels_read_halves_alike(make_case):
                 alone = replace(case, row_position=np.array([token]), window=1)
                 out, _ = alone.out(name)
                 assert np.array_equal(out[0, 0], values[token]), (name, dtype, token)
+
+
+@pytest.mark.parametrize("dtype", QUANTISED)
+def test_all_kernels_read_bytes_alike(make_case, dtype):
+    """Every code that is ever stored, at a scale of one, comes out as the codec reads it."""
+    codes = np.array([c for c in range(256) if c not in ((0x80,) if dtype == "int8" else (0x7F, 0xFF))], np.uint8)
+    case = make_case(6, dtype=dtype, kv_heads=1, group=1, block_tokens=len(codes), sequences=((1, len(codes)),))
+    stored = codecs.encode(np.zeros((1, 2, len(codes), 64), np.float32), dtype)
+    stored[: 2 * codes.size * 64].reshape(2, -1, 64)[1] = codes[:, None]
+    scales_at = codecs.parts_of((1, 2, len(codes), 64), dtype).scales_at
+    stored[scales_at : scales_at + 256].view(np.uint16)[:] = 0x3F80
+    values = codecs.decode(stored, dtype, (2, len(codes), 64))[1]
+    assert len(np.unique(values)) >= len(codes) - 1  # 0 and -0
+    table = replace(
+        case.table, buffers=[stored], buffer=np.zeros(1, np.int32), offset=np.zeros(1, np.int64),
+        tokens=np.full(1, len(codes), np.int32), position=np.zeros(1, np.int64), block_start=np.array([0, 1], np.int32),
+    )  # fmt: skip
+    for name in available():
+        for token in range(len(codes)):
+            alone = replace(case, table=table, row_position=np.array([token]), window=1)
+            assert np.array_equal(alone.out(name)[0][0, 0], values[token]), (name, token)
+
+
+@pytest.mark.parametrize("dtype", QUANTISED)
+@pytest.mark.parametrize("rows", [1, 40])
+def test_channels_of_very_different_size(make_case, kernel, dtype, rows):
+    """What scales per channel are for: columns of K and V from 1e-6 to 1e3, and columns of zeros."""
+    case = make_case(9, dtype=dtype, sequences=((rows, 90),))
+    rng = np.random.default_rng(0)
+    columns = np.float32(10.0) ** rng.integers(-6, 4, (2, 2, 1, 64))
+    columns[..., ::7] = 0
+    for i, (buffer, offset) in enumerate(zip(case.table.buffer, case.table.offset, strict=True)):
+        block = rng.standard_normal((2, 2, 16, 64)).astype(np.float32) * columns.astype(np.float32)
+        stored = codecs.encode(block, dtype, int(case.table.tokens[i]))
+        case.table.buffers[buffer][offset : offset + stored.size] = stored
+    case = replace(case, q=(case.q / np.maximum(columns[0, 0], 1e-6)).astype(np.float32) * np.float32(0.1))
+    exact = case.exact()
+    (out, lse), top = case.out(kernel), np.abs(exact.out).max()
+    assert np.abs(out - exact.out).max() < 1e-5 * top
+    assert np.abs(lse - exact.lse).max() < 1e-5 * max(1.0, np.abs(exact.lse).max())
 
 
 def test_explain_blocks_adds_up(make_case):

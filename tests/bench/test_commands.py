@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from dualpath.bench.settings import SCHEMES
+from dualpath.bench.settings import ExperimentConfig
 from dualpath.cli import main
 
 SHAPE = "shape:layers=2,query_heads=4,kv_heads=2,head_dim=16,hidden=64,vocab=128"
@@ -50,7 +50,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.torch
 def test_every_scheme_gives_the_same_output(outcome: Any) -> None:
     assert outcome.code == 0
-    assert [row["scheme"] for row in outcome.result["schemes"]] == list(SCHEMES)
+    assert [row["scheme"] for row in outcome.result["schemes"]] == list(ExperimentConfig().rows())
     for row in outcome.result["schemes"]:
         assert set(FIELDS) <= set(row)
         assert row["identical"], row["scheme"]
@@ -71,9 +71,25 @@ def test_what_is_local_and_what_is_on_the_wire(outcome: Any) -> None:
 
 
 @pytest.mark.torch
+def test_quantised_kv_halves_the_bytes_and_is_no_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    """In bf16, so that the ratio is that of the wire: what does not shrink is a header of each layer block."""
+    wire, size = {}, ["--context", "2048", "--block-tokens", "256", "--new-tokens", "4", "--hot", "64KiB"]
+    for kept in ("same", "int8"):
+        words = ["--fill", "random", "--scheme", "baseline", "--dtype", "bfloat16", "--kv-dtype", kept, *size]
+        code, out, _ = run(capsys, "run", "--model", SHAPE, *words, "--json")
+        result = json.loads(out)
+        assert code == 0
+        assert result["settings"]["kv_dtype"] == kept
+        assert result["schemes"][0]["identical"]  # the reference, local, keeps its KV in the same way
+        wire[kept] = (result["expected"]["kv_bytes_per_token"], result["schemes"][0]["wire_bytes_per_token"])
+    assert 0.5 < wire["int8"][0] / wire["same"][0] < 0.51
+    assert wire["int8"][1] / wire["same"][1] < 0.53
+
+
+@pytest.mark.torch
 def test_the_report_is_written(outcome: Any) -> None:
     assert outcome.page.startswith("<!doctype html>")
-    assert all(scheme in outcome.page for scheme in SCHEMES)
+    assert all(scheme in outcome.page for scheme in ExperimentConfig().rows())
 
 
 @pytest.mark.torch
@@ -107,11 +123,27 @@ def test_random_kv_is_compared_with_local(capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.torch
+def test_auto_explains_its_choice(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["run", "--model", SHAPE, "--context", "400", "--new-tokens", "8", "--hot", "32KiB", "--window", "64KiB"]
+    code, out, _ = run(capsys, *words, "--scheme", "auto", "--explain")
+    assert code == 0
+    said = next(line for line in out.splitlines() if line.startswith("auto: "))
+    for words_ in ("NIC ", "bit/s, near-data ", "B/s, local ", "reducing all ", "fetching all "):
+        assert words_ in said
+    code, out, _ = run(capsys, *words, "--scheme", "auto", "--json")
+    row = json.loads(out)["schemes"][0]
+    assert row["identical"]
+    assert row["choice"]["sentence"].count("near-data") == 2
+    assert {"form", "nodes", "local_bytes_per_s", "bottleneck", "probes"} <= set(row["choice"])
+
+
+@pytest.mark.torch
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
         (["--model", "nope"], 2, "no model 'nope'"),
         (["--scheme", "magic"], 2, "unknown scheme 'magic'"),
+        (["--explain"], 2, "no choice to explain"),
         (["--model", "shape:context=100", "--context", "90"], 2, "context 90 + 64 new tokens"),
         (["--model", "shape:", "--context", "9", "--pool", "127.0.0.1:1"], 1, "127.0.0.1:1"),
         (["--report", "/no/such/folder/x.html"], 2, "no such folder"),
@@ -174,7 +206,6 @@ def test_generate_streams_text_and_reports_on_stderr(capsys: pytest.CaptureFixtu
 @pytest.mark.model
 def test_generate_with_a_pool_says_the_same(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     from dualpath.bench.nodes import open_nodes
-    from dualpath.bench.settings import ExperimentConfig
 
     file = tmp_path / "prompt.txt"
     file.write_text("One, two, three, four. " * 40)
@@ -200,6 +231,7 @@ def test_generate_with_a_pool_says_the_same(capsys: pytest.CaptureFixture[str], 
         (["--prompt", ""], "the prompt is empty"),
         (["--prompt", "a", "--scheme", "reduce"], "needs a pool"),
         (["--prompt", "a", "--scheme", "magic"], "unknown scheme"),
+        (["--prompt", "a", "--explain"], "no choice to explain"),
         (["--prompt", "a", "--scheme", "mapped", "--pool", "127.0.0.1:1"], "on this host"),
         (["--prompt", "a", "--pool", "127.0.0.1"], "not a pool node"),
         (["--prompt", "a", "--model", "shape:"], "no tokenizer"),

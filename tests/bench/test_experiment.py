@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from dualpath.bench.decoders import Counters
-from dualpath.bench.experiment import WARM_UP_STEPS, measure, run_experiment
+from dualpath.bench.experiment import WARM_UP_STEPS, measure, outcome_is_right, run_experiment
 from dualpath.bench.prompt import Prompt, check_context, default_document, document_prompt
-from dualpath.bench.settings import SCHEMES, ExperimentConfig, check_memory, node_capacity
+from dualpath.bench.rows import row
+from dualpath.bench.settings import ON_REQUEST, SCHEMES, ExperimentConfig, check_memory, node_capacity
 from dualpath.errors import CapacityError, DualPathError, UnreachableError, UsageError
 from dualpath.kv import KVLayout
 
@@ -77,7 +78,10 @@ class FakeDecoder:
         return self._logits()
 
     def counters(self) -> Counters:
-        return Counters(self.wire, 0.0, 77 if self.ended else 0, 5)
+        return Counters(self.wire, wasted_bytes=77 if self.ended else 0, peak_local_kv_bytes=5)
+
+    def choice(self) -> dict[str, Any] | None:
+        return {"form": "mixed"} if self.scheme == "auto" else None
 
     def end(self) -> None:
         self.ended = True
@@ -160,6 +164,14 @@ def test_every_decoder_is_closed_after_an_error(interleave: int) -> None:
     assert {line.split()[0] for line in journal if "close" in line} == opened
 
 
+def test_what_auto_chose_is_in_its_row_only() -> None:
+    config = replace(CONFIG, schemes=("reduce", "auto"))
+    found = measure(config, PROMPT, lambda s: FakeDecoder(s, []), view=QuietView())
+    rows = {scheme: row(*one) for scheme, one in found.items()}
+    assert rows["auto"]["choice"] == {"form": "mixed"}
+    assert "choice" not in rows["reduce"]
+
+
 def test_progress_is_shown_per_scheme() -> None:
     view = QuietView()
     measure(CONFIG, PROMPT, lambda s: FakeDecoder(s, []), view=view)
@@ -171,11 +183,12 @@ def test_progress_is_shown_per_scheme() -> None:
 
 
 def test_rows_and_order() -> None:
-    assert ExperimentConfig().rows() == SCHEMES
+    assert ExperimentConfig().rows() == tuple(s for s in SCHEMES if s not in ON_REQUEST)
     assert ExperimentConfig(schemes=("reduce", "local")).rows() == ("local", "reduce")
     assert ExperimentConfig(schemes=("reduce",)).order() == ("hf", "reduce")
-    assert ExperimentConfig(fill="random").rows() == SCHEMES[1:]
+    assert ExperimentConfig(fill="random").rows() == ExperimentConfig().rows()[1:]
     assert ExperimentConfig(fill="random", schemes=("fetch",)).order() == ("local", "fetch")
+    assert ExperimentConfig(schemes=("auto", "local")).rows() == ("local", "auto")
     assert "mapped" not in ExperimentConfig(pool="10.0.0.1:7480").rows()
 
 
@@ -213,6 +226,22 @@ def test_too_little_memory_is_said_before_anything_is_filled() -> None:
     with pytest.raises(CapacityError, match="copies of"):
         check_memory(ExperimentConfig(context=1 << 20), LAYOUT, 1 << 29)
     check_memory(ExperimentConfig(context=1 << 20), LAYOUT, 4 << 30)
+
+
+def test_quantised_kv_is_held_against_itself() -> None:
+    """hf keeps its KV in float32, and reduce adds in another order: neither says whether the others are right."""
+    rows = [{"scheme": scheme, "identical": scheme == "hf", "tokens": [1, 2]} for scheme in SCHEMES]
+    rows[0]["tokens"] = [1, 1]
+    quantised = ExperimentConfig(kv_dtype="int8")
+    assert outcome_is_right(quantised, rows)
+    assert not outcome_is_right(ExperimentConfig(), rows)
+    next(row for row in rows if row["scheme"] == "reduce")["tokens"] = [3]
+    assert outcome_is_right(quantised, rows)
+    next(row for row in rows if row["scheme"] == "sharded")["tokens"] = [2, 1]
+    assert not outcome_is_right(quantised, rows)
+    assert outcome_is_right(ExperimentConfig(dtype="bfloat16"), rows)
+    with pytest.raises(UsageError, match="int4"):
+        ExperimentConfig(kv_dtype="int4").check()
 
 
 # --- prompts -----------------------------------------------------------------------------------------------------

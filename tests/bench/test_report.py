@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from dualpath.bench.plots import Series, bars, lines, ticks
 from dualpath.bench.report import COLUMNS, cell, render, verdict
 from dualpath.bench.rows import Measured, row
+from dualpath.plots import Series, bars, lines, ticks
 
 EVIL = "<script>alert('x')</script>&\""
 
@@ -89,6 +89,18 @@ def test_everything_is_escaped() -> None:
 def test_a_difference_is_named() -> None:
     found = result(identical=False)
     assert verdict(found) == "Tokens differ from hf: reduce"
+    assert 'class="verdict bad"' in render(found)
+
+
+def test_a_difference_by_quantised_kv_is_no_failure() -> None:
+    found = result(identical=False)
+    found["settings"]["kv_dtype"] = "int8"
+    found["schemes"][2]["max_logit_error"] = 0.25
+    found["ok"] = True
+    assert verdict(found).startswith("Keeping KV in int8 changed tokens against hf in reduce (logit error")
+    assert 'class="verdict"' in render(found)
+    found["ok"] = False
+    assert "Schemes that fold the same int8 KV in the same order gave different tokens" in render(found)
     assert 'class="verdict bad"' in render(found)
 
 

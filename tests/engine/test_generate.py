@@ -15,7 +15,7 @@ pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch", reason="needs the torch extra")
 
 PROMPT, NEW = 400, 16
-SCHEMES = ("local", "baseline", "single", "fetch", "sharded", "reduce", "mapped")
+SCHEMES = ("local", "baseline", "single", "fetch", "sharded", "reduce", "mapped", "auto")
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +87,6 @@ def test_left_padded_batch_and_beams(nodes: LocalNodes, name: str) -> None:
     model = make(name)
     for ids, options in ((prompt(2), {}), (prompt(1), {"num_beams": 3}), (prompt(2), {"num_beams": 2})):
         tokens, _ = generate(model, ids, **options)
-        for scheme in ("sharded", "reduce"):
+        for scheme in ("sharded", "reduce", "auto"):
             got, _ = dual(nodes, model, ids, scheme, **options)
             assert torch.equal(got, tokens), (name, scheme, tuple(ids.shape), options)

@@ -14,12 +14,13 @@ import pytest
 
 import dualpath
 from dualpath.testing.pool import LocalNodes
+from dualpath.testing.speeds import fetch_half, force
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
 torch = pytest.importorskip("torch", reason="needs the torch extra")
 
 PROMPTS, CONTEXT, NEW, BLOCK = 8, 320, 64, 64
-REMOTE = ("baseline", "single", "fetch", "sharded", "reduce", "mapped")
+REMOTE = ("baseline", "single", "fetch", "sharded", "reduce", "mapped", "auto")
 
 
 @dataclass
@@ -75,6 +76,8 @@ def decode(reference: Reference, nodes: LocalNodes, scheme: str, *, chunked: boo
     stop = loaded.model.generation_config.eos_token_id
     try:
         with DualPath(layout, config, pool) as path, Engine(loaded, path) as engine:
+            if path.auto is not None:
+                force(path, fetch_half(2))
             rows = [path.open() for _ in reference.prompts]
             if chunked:
                 last = [
@@ -125,7 +128,7 @@ def test_every_scheme_equals_transformers(
     new = NEW if chunked else 8  # how the prompt went in shows at once, or never
     tokens, logits = decode(reference, nodes, scheme, chunked=chunked, new=new)
     assert identical(reference, tokens, logits)
-    if scheme != "reduce":  # bitwise: blocks are folded in token order, however they came
+    if scheme not in ("reduce", "auto"):  # bitwise: blocks are folded in token order, however they came
         assert torch.equal(logits, local[chunked][1][:, :new])
 
 
@@ -145,7 +148,7 @@ def test_mutant_that_forgets_the_rescale_fails(
     assert not identical(reference, *decode(reference, nodes, "reduce", chunked=True, new=8))
 
 
-@pytest.mark.parametrize("scheme", ["sharded", "reduce"])
+@pytest.mark.parametrize("scheme", ["sharded", "reduce", "auto"])
 def test_mutant_that_drops_everything_remote_fails(
     reference: Reference, nodes: LocalNodes, monkeypatch: pytest.MonkeyPatch, scheme: str
 ) -> None:
@@ -155,6 +158,15 @@ def test_mutant_that_drops_everything_remote_fails(
     monkeypatch.setattr(PrefetchReader, "runs", lambda self, plan, layer: iter(()))
     monkeypatch.setattr(Reducer, "collect", lambda self, shipment, rows: [])
     assert not identical(reference, *decode(reference, nodes, scheme, chunked=True, new=8))
+
+
+def test_mutant_that_drops_what_nodes_reduce_fails(
+    reference: Reference, nodes: LocalNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dualpath.path.reduce import Reducer
+
+    monkeypatch.setattr(Reducer, "collect", lambda self, shipment, rows: [])
+    assert not identical(reference, *decode(reference, nodes, "auto", chunked=True, new=8))
 
 
 def test_a_sealed_block_can_be_computed_anew_from_its_tokens(reference: Reference, nodes: LocalNodes) -> None:

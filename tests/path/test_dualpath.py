@@ -59,6 +59,20 @@ def steps(world: World, sequence: Any, count: int) -> None:
         world.step([(sequence, 1)])
 
 
+@pytest.mark.parametrize(("ahead", "one_lane"), [(False, False), (True, True), (False, True)])
+def test_without_prefetch_or_lanes_the_outputs_are_the_same(nodes: LocalNodes, ahead: bool, one_lane: bool) -> None:
+    config = PathConfig(Scheme.SHARDED, HYBRID.block_bytes, 6 << 13, threads=1, ahead=ahead, one_lane=one_lane)
+    with connect(nodes, Scheme.SHARDED, f"off{ahead}{one_lane}") as pool, DualPath(HYBRID, config, pool) as path:
+        world = World(path)  # holds every output against float64
+        a = world.open()
+        world.append(a, 70)
+        steps(world, a, 6)
+        assert path.metrics.fetched_bytes > 0
+        if not ahead:
+            world.close(a)
+            assert path.metrics.wasted_bytes == 0
+
+
 @pytest.mark.parametrize("layout", [HYBRID, MLA], ids=lambda layout: layout.model)
 @pytest.mark.parametrize("scheme", list(Scheme), ids=lambda scheme: scheme.value)
 def test_every_scheme_agrees_with_float64(nodes: LocalNodes, scheme: Scheme, layout: KVLayout) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dualpath.attention import BlockTable, reference
-from dualpath.kv import KVLayout, LayerGroup, LayerKind
+from dualpath.kv import KVLayout, LayerGroup, LayerKind, codecs
 from dualpath.path import DualPath, SequenceId
 
 FULL = LayerGroup(kind=LayerKind.FULL, layers=(0, 2), query_heads=6, kv_heads=2, head_dim=16, value_dim=16)
@@ -89,8 +89,20 @@ class World:
             at = 0
             for sequence, count in batch:
                 for layer, new in zip(self.layers, fresh, strict=True):
-                    self.kept[sequence][layer] += new[at : at + count]
+                    self._keep(sequence, layer, new[at : at + count])
                 at += count
+
+    def _keep(self, sequence: SequenceId, layer: int, new: list[tuple[Any, Any]]) -> None:
+        """Record new tokens; where sealed blocks are quantised, blocks that are full by now read as they are kept."""
+        layout, rows = self.path.layout, self.kept[sequence][layer]
+        size, before = layout.block_tokens, len(rows)
+        rows += new
+        if not layout.kv_dtype:
+            return
+        for first in range(before // size * size, len(rows) - size + 1, size):
+            pairs = rows[first : first + size]
+            k, v = (as_kept(np.stack([pair[i] for pair in pairs], 1), layout.kv_dtype) for i in (0, 1))
+            rows[first : first + size] = list(zip(k.swapaxes(0, 1), v.swapaxes(0, 1), strict=True))
 
     def _compare(
         self, layer: int, batch: Sequence[tuple[SequenceId, int]], new: list[tuple[Any, Any]], q: Any, out: Any
@@ -101,6 +113,11 @@ class World:
             exact = float64(group, pairs, q[at : at + count])
             np.testing.assert_allclose(out[at : at + count], exact, rtol=0, atol=self.tolerance)
             at += count
+
+
+def as_kept(block: Any, dtype: str) -> Any:
+    """Return `[kv_heads, tokens, head_dim]` as it reads after it was kept in `dtype`."""
+    return codecs.decode(codecs.encode(block, dtype), dtype, block.shape)
 
 
 def float64(group: LayerGroup, pairs: list[tuple[Any, Any]], q: Any) -> Any:

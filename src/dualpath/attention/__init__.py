@@ -9,6 +9,7 @@ out, lse = finish(state, sinks)
 from dualpath.attention.base import BlockTable, Geometry, Partial, State
 from dualpath.attention.copying import copy_blocks
 from dualpath.attention.dispatch import attend, explain_blocks, get_threads, partial, set_threads
+from dualpath.attention.encoding import encode_block
 from dualpath.attention.kernels import kernel_name
 from dualpath.attention.partials import combine, finish, fold, join, merge
 
@@ -20,6 +21,7 @@ __all__ = [
     "attend",
     "combine",
     "copy_blocks",
+    "encode_block",
     "explain_blocks",
     "finish",
     "fold",

@@ -50,5 +50,17 @@ def finish(
 def copy_blocks(
     source: NDArray[np.uint8], offsets: Sequence[int], destinations: Sequence[memoryview], block_bytes: int, /
 ) -> None: ...
+def encode(
+    kernel: str,
+    source: NDArray[np.uint8],
+    source_dtype: int,
+    destination: NDArray[np.uint8],
+    dtype: int,
+    streams: int,
+    block_tokens: int,
+    tokens: int,
+    width: int,
+    /,
+) -> None: ...
 def read_bandwidth(buffer: Any, threads: int) -> float: ...
 def variants() -> tuple[str, ...]: ...

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 
 class Geometry(msgspec.Struct, frozen=True, array_like=True):
-    """What must be known of a layer block to compute attention over it. `dtype` as in `kv.layout.DTYPE_BYTES`.
+    """What must be known of a layer block to compute attention over it. `dtype` is one of `kv.layout.DTYPE_BYTES`; in
+    a dtype of one byte the block's scales lie behind what is drawn here (`kv.layout.Parts`).
 
     full    `[kv_heads, 2, block_tokens, head_dim]`: K rows, then V rows, of each head; `value_dim == head_dim`
     latent  `[kv_heads, block_tokens, head_dim]`: V is the first `value_dim` columns of the same row

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dualpath.attention import fallback, kernels
 from dualpath.attention.base import BlockTable, Geometry, State
-from dualpath.attention.storage import DTYPE_CODE, layer_block_bytes
+from dualpath.attention.storage import ALIGNMENT, DTYPE_CODE, layer_block_bytes
 from dualpath.errors import UsageError
 
 if TYPE_CHECKING:
@@ -253,13 +253,13 @@ def _check_table(blocks: BlockTable, rows: int, geometry: Geometry, array: Any, 
         need(len(starts) > 0 and starts[0] == 0 and starts[-1] == end, f"{name} must go from 0 to {end}")
         need(bool((np.diff(starts) >= 0).all()), f"{name} must not decrease")
     need(len(blocks.row_start) == len(blocks.block_start), "row_start and block_start must have equal lengths")
-    size, item = layer_block_bytes(geometry), 4 if geometry.dtype == "float32" else 2
+    size, item = layer_block_bytes(geometry), ALIGNMENT[geometry.dtype]
     for i in range(count):
         which, start = int(blocks.buffer[i]), int(blocks.offset[i])
         need(0 <= which < len(blocks.buffers), f"block {i}: there is no buffer {which}")
         memory = blocks.buffers[which]
         need(0 <= start <= memory.size - size, f"block {i}: offset {start} + {size} bytes exceed its buffer")
-        need((memory.ctypes.data + start) % item == 0, f"block {i}: its address is not aligned to its elements")
+        need((memory.ctypes.data + start) % item == 0, f"block {i}: its address is not aligned to {item} bytes")
         tokens = int(blocks.tokens[i])
         need(1 <= tokens <= geometry.block_tokens, f"block {i}: {tokens} tokens do not fit")
         need(int(blocks.position[i]) >= 0, f"block {i}: position is negative")

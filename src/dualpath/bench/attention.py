@@ -21,16 +21,17 @@ from typing import TYPE_CHECKING, Any
 from dualpath.attention import BlockTable, Geometry, State, get_threads
 from dualpath.attention.dispatch import attend_with
 from dualpath.attention.kernels import chosen, native
-from dualpath.attention.storage import encode, layer_block_bytes
+from dualpath.attention.storage import layer_block_bytes, shape_of
 from dualpath.bench import machine
 from dualpath.errors import HostError, UsageError
+from dualpath.kv import QUANTISED, codecs
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
 QUERY_HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
-DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "int8": "int8", "fp8": "float8_e4m3"}
 PREFILL = ((4096, 256), (8192, 512))  # (context, rows), 9 query heads over 3 kv heads of size 64
 PYTHON_ROUNDS = 3
 
@@ -67,7 +68,7 @@ def run_attention_bench(
     *,
     tokens: int = 32768,
     block_tokens: int = 256,
-    dtypes: Sequence[str] = ("fp32", "bf16", "fp16"),
+    dtypes: Sequence[str] = tuple(DTYPES),
     threads: int | None = None,
     repeat: int = 15,
     prefill: bool = True,
@@ -76,7 +77,8 @@ def run_attention_bench(
     """Measure decode for every dtype, and prefill chunks where `prefill`.
 
     Returns `{"rows": [...], "prefill": [...], "machine": {...}}`. A row: kernel, dtype, block_tokens, context, threads,
-    gbps and read_gbps (GB/s, medians), ratio (median of rounds), ratio_low and ratio_high (quartiles), ms_p50, ms_min.
+    gbps and read_gbps (GB/s, medians), ratio (median of rounds), ratio_low and ratio_high (quartiles), ms_p50, ms_min;
+    over_bf16: for `native` over quantised KV, how much faster it is than over bf16 in the same rounds (median).
     Kernels: `native`, `python`, and, where torch is installed, `sdpa` (grouped heads), `sdpa-packed` (query heads of a
     group as rows) and `flash-merge` (flash attention per 1024 tokens, merged by log-sum-exp).
     """
@@ -116,7 +118,13 @@ def _problem(dtype: str, heads: tuple[int, int, int], context: int, block_tokens
         memory.madvise(mmap.MADV_HUGEPAGE)
     arena = np.frombuffer(memory, np.uint8)
     random = np.random.default_rng(0)
-    piece = encode(random.standard_normal(1 << 20, np.float32), dtype)
+    shape = (max(1, (1 << 20) // (size // kv_heads)), *shape_of(geometry)) if dtype in QUANTISED else (1 << 20,)
+    numbers = random.standard_normal(shape, np.float32)
+    piece = (
+        np.concatenate([codecs.encode(one, dtype) for one in numbers])
+        if dtype in QUANTISED
+        else codecs.encode(numbers, dtype)
+    )
     for start in range(0, arena.size, piece.size):
         arena[start : start + piece.size] = piece[: arena.size - start]
     table = BlockTable(
@@ -141,12 +149,21 @@ def _decode(dtype: str, context: int, block_tokens: int, threads: int, repeat: i
         candidates["read"] = lambda: int(problem.arena.view("uint64").max())
     else:
         candidates["read"] = lambda: module.read_bandwidth(problem.arena, threads)
+    quantised = dtype in QUANTISED
+    if quantised and "native" in candidates:
+        wide = _problem("bfloat16", (QUERY_HEADS, KV_HEADS, HEAD_DIM), context, block_tokens, 1)
+        candidates["bf16"] = _ours(wide, threads)["native"]
     with _TorchThreads(threads):
-        if importlib.util.find_spec("torch") is not None:
+        if importlib.util.find_spec("torch") is not None and not quantised:
             candidates |= _torch_decode(problem)
         times = _rounds(candidates, repeat)
-    read = times.pop("read")
-    return [_decode_row(name, problem, threads, found, read) for name, found in times.items()]
+    read, bf16 = times.pop("read"), times.pop("bf16", None)
+    rows = [_decode_row(name, problem, threads, found, read) for name, found in times.items()]
+    for row in rows:
+        if row["kernel"] == "native" and bf16 is not None:
+            ratios = [b / own for b, own in zip(bf16, times["native"], strict=True)]
+            row["over_bf16"] = round(statistics.median(ratios), 3)
+    return rows
 
 
 def _decode_row(name: str, problem: Problem, threads: int, times: list[float], read: list[float]) -> dict[str, Any]:
@@ -172,7 +189,7 @@ def _prefill(dtype: str, context: int, rows: int, threads: int, repeat: int) -> 
     candidates = _ours(problem, threads)
     candidates.pop("python", None)
     with _TorchThreads(threads):
-        if importlib.util.find_spec("torch") is not None:
+        if importlib.util.find_spec("torch") is not None and dtype not in QUANTISED:
             candidates["sdpa"] = _torch_prefill(problem)
         times = _rounds(candidates, repeat)
     heads, dim = problem.q.shape[1:]

@@ -24,6 +24,7 @@ class Counters:
 
     wire_bytes: int = 0
     stall_s: float = 0.0
+    attend_s: float = 0.0
     wasted_bytes: int = 0
     peak_local_kv_bytes: int = 0
 
@@ -42,6 +43,9 @@ class Decoder(Protocol):
 
     def counters(self) -> Counters:
         """Return the counters so far; also after `end`."""
+
+    def choice(self) -> dict[str, Any] | None:
+        """Return what scheme `auto` has chosen; `None` in other schemes."""
 
     def end(self) -> None:
         """Let go of the sequence, so that prefetches that came to nothing are counted."""
@@ -73,6 +77,9 @@ class PlainDecoder:
     def counters(self) -> Counters:
         """Return the cache's size; the rest is zero."""
         return Counters(peak_local_kv_bytes=self._model.kv_bytes)
+
+    def choice(self) -> None:
+        """Nothing is chosen."""
 
     def end(self) -> None:
         """Nothing to let go of."""
@@ -118,7 +125,11 @@ class PathDecoder:
         if self._pool is not None:
             each = [node.counters for node in self._pool.nodes]
             wire = sum(one.tx_bytes + one.rx_bytes for one in each)
-        return Counters(wire, found.stall_s, found.wasted_bytes, found.peak_local_bytes)
+        return Counters(wire, found.stall_s, found.attend_s, found.wasted_bytes, found.peak_local_bytes)
+
+    def choice(self) -> dict[str, Any] | None:
+        """Return the choice of scheme `auto` as of the last step."""
+        return None if self._path.auto is None else self._path.auto.explain()
 
     def end(self) -> None:
         """Close the sequence."""

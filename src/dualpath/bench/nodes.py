@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from dualpath.bench.settings import MAPPED, ExperimentConfig
+from dualpath.bench.settings import MAPPED, ONE_RAIL, ExperimentConfig
+from dualpath.transport.rails import MAX_RAILS
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,8 @@ class Nodes:
     mapped_spec: str
     key: str | bytes | None
     deadline_s: float
+    nics: tuple[str, ...] = ()
+    max_rails: int = MAX_RAILS
 
     def connector(self, scheme: str) -> Callable[[], Any]:
         """Return what opens a connection for `scheme`: TCP even on one machine, except `mapped`.
@@ -29,14 +32,17 @@ class Nodes:
 
         spec = self.mapped_spec if scheme == MAPPED else self.spec
         tenant = f"run-{os.getpid()}-{scheme}"
-        return lambda: connect(spec, key=self.key, tenant=tenant, timeout_s=self.deadline_s)
+        rails = 1 if scheme in ONE_RAIL else self.max_rails
+        return lambda: connect(
+            spec, key=self.key, tenant=tenant, timeout_s=self.deadline_s, nics=self.nics, max_rails=rails
+        )
 
 
 @contextlib.contextmanager
 def open_nodes(config: ExperimentConfig, capacity_bytes: int) -> Iterator[Nodes]:
     """Start the nodes, or use those of `config.pool`. Nodes that were started are stopped on leaving."""
     if config.pool:
-        found = Nodes(config.pool, config.pool, config.key, config.deadline_s)
+        found = Nodes(config.pool, config.pool, config.key, config.deadline_s, config.nics, config.max_rails)
         found.connector("check")().close()  # so that a node that is not there is said now, not after minutes
         yield found
         return

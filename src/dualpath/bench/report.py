@@ -9,8 +9,9 @@ import math
 from html import escape
 from typing import Any
 
-from dualpath.bench.plots import Series, bars, lines
 from dualpath.bench.settings import SCHEMES
+from dualpath.page import document, legend, swatch
+from dualpath.plots import Series, bars, lines
 from dualpath.units import format_bytes
 
 COLUMNS: tuple[tuple[str, str, str], ...] = (
@@ -40,39 +41,6 @@ COLUMNS: tuple[tuple[str, str, str], ...] = (
 _WORDS = {("threads", 0): "all cores", ("interleave", 0): "one after another"}
 _BYTES = ("wire_bytes_per_token", "wasted_bytes", "peak_local_kv_bytes")
 
-_STYLE = """
-:root { color-scheme: light dark; --ink: #1b1f24; --soft: #57606a; --paper: #ffffff; --card: #f6f8fa; --rule: #d8dee4;
-  --s0: #57606a; --s1: #2a78d6; --s2: #e34948; --s3: #eda100; --s4: #1baf7a; --s5: #4a3aa7; --s6: #d4569a;
-  --s7: #0f8b8d; --s8: #a15c2f; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6e9ed; --soft: #9aa4af; --paper: #14171b; --card: #1c2127;
-  --rule: #333a43; --s0: #9aa4af; --s1: #4c97ee; --s2: #ee6a66; --s3: #e0a526; --s4: #2cbd88; --s5: #9a8ff0;
-  --s6: #e27bb4; --s7: #35b5b7; --s8: #c98652; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; padding: 2rem 1.5rem 4rem; max-width: 76rem; background: var(--paper); color: var(--ink);
-  font: 15px/1.5 system-ui, sans-serif; }
-h1 { font-size: 1.6rem; margin: 0 0 .25rem; } h2 { font-size: 1.1rem; margin: 2.25rem 0 .5rem; }
-p { margin: .25rem 0; max-width: 60rem; } .soft, figcaption { color: var(--soft); }
-.verdict { display: inline-block; margin: .75rem 0 0; padding: .35rem .75rem; border-radius: 6px;
-  background: var(--card); border: 1px solid var(--rule); font-weight: 600; }
-.bad { color: var(--s2); }
-figure, pre { background: var(--card); border: 1px solid var(--rule); border-radius: 8px; }
-figure { margin: .75rem 0 0; padding: 1rem; }
-figcaption { font-size: .85rem; margin-top: .5rem; } svg { display: block; width: 100%; height: auto; }
-svg text { font: 12px system-ui, sans-serif; fill: var(--soft); } svg .name { fill: var(--ink); }
-svg .grid { stroke: var(--rule); stroke-width: 1; }
-svg .line { fill: none; stroke-width: 1.75; stroke-linejoin: round; }
-.scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-th, td { padding: .4rem .6rem; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--rule); }
-th { color: var(--soft); font-weight: 600; font-size: .82rem; vertical-align: bottom; }
-th:first-child, td:first-child { text-align: left; padding-left: 0; }
-.key { display: inline-block; width: .7rem; height: .7rem; border-radius: 2px; margin-right: .45rem; }
-.legend { display: flex; flex-wrap: wrap; gap: .25rem 1.1rem; margin: 0 0 .5rem; font-size: .88rem; }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1.25rem; margin: .5rem 0; }
-dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
-.columns { display: grid; grid-template-columns: repeat(auto-fit, minmax(20rem, 1fr)); gap: 0 2.5rem; }
-pre { white-space: pre-wrap; padding: .75rem; margin: .5rem 0; font-size: .85rem; }
-"""
-
 
 def render(result: dict[str, Any]) -> str:
     """Return the page for a result of `run_experiment`."""
@@ -95,13 +63,7 @@ def render(result: dict[str, Any]) -> str:
         _details(result),
         _output(prompt),
     ]
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{_STYLE}</style></head>\n<body>\n"
-        + "\n".join(parts)
-        + "\n</body></html>\n"
-    )
+    return document(title, parts)
 
 
 def cell(field: str, value: Any) -> str:
@@ -130,16 +92,28 @@ def _subtitle(result: dict[str, Any]) -> str:
 
 def verdict(result: dict[str, Any]) -> str:
     """Return in one line whether the schemes gave the same output."""
-    reference = result["reference"]["scheme"]
+    reference, kv = result["reference"]["scheme"], result["settings"].get("kv_dtype", "same")
     differing = [row["scheme"] for row in result["schemes"] if not row["identical"]]
+    if kv != "same" and not result["ok"]:
+        return f"Schemes that fold the same {kv} KV in the same order gave different tokens"
+    if differing and kv != "same":
+        error = max(row["max_logit_error"] for row in result["schemes"])
+        return (
+            f"Keeping KV in {kv} changed tokens against {reference} in {', '.join(differing)} "
+            f"(logit error while they agreed: at most {error:.2g})"
+        )
     if differing:
         return f"Tokens differ from {reference}: {', '.join(differing)}"
     return f"Same tokens as {reference} in every scheme"
 
 
+def _quantised(result: dict[str, Any]) -> bool:
+    return bool(result["settings"].get("kv_dtype", "same") != "same")
+
+
 def _verdict(result: dict[str, Any]) -> str:
-    same = all(row["identical"] for row in result["schemes"])
-    return f'<p class="verdict{"" if same else " bad"}">{escape(verdict(result))}</p>'
+    fine = all(row["identical"] for row in result["schemes"]) or (_quantised(result) and result["ok"])
+    return f'<p class="verdict{"" if fine else " bad"}">{escape(verdict(result))}</p>'
 
 
 def _table(rows: list[dict[str, Any]], colours: dict[str, str]) -> str:
@@ -150,7 +124,7 @@ def _table(rows: list[dict[str, Any]], colours: dict[str, str]) -> str:
         for field, _, _ in COLUMNS:
             text = escape(cell(field, row.get(field)))
             if field == "scheme":
-                text = _key(colours[row["scheme"]]) + text
+                text = swatch(colours[row["scheme"]]) + text
             flag = " class=bad" if field == "identical" and not row["identical"] else ""
             cells.append(f"<td{flag}>{text}</td>")
         body.append(f"<tr>{''.join(cells)}</tr>")
@@ -166,21 +140,12 @@ def _colour(scheme: str) -> str:
     return f"var(--s{SCHEMES.index(scheme) if scheme in SCHEMES else 0})"
 
 
-def _key(colour: str) -> str:
-    return f'<span class=key style="background:{colour}"></span>'
-
-
-def _legend(rows: list[dict[str, Any]], colours: dict[str, str]) -> str:
-    items = "".join(f"<span>{_key(colours[row['scheme']])}{escape(row['scheme'])}</span>" for row in rows)
-    return f"<div class=legend>{items}</div>"
-
-
 def _tpot_lines(rows: list[dict[str, Any]], colours: dict[str, str]) -> str:
     series = [Series(row["scheme"], colours[row["scheme"]], tuple(row["tpot_ms"])) for row in rows]
     plot, cut = lines(series, x_label="token")
     note = " Values above the plot are cut off at its edge." if cut else ""
     caption = f"Milliseconds for each token; lower is better.{note}"
-    return f"<figure>{_legend(rows, colours)}{plot}<figcaption>{caption}</figcaption></figure>"
+    return f"<figure>{legend(colours)}{plot}<figcaption>{caption}</figcaption></figure>"
 
 
 def _tpot_bars(rows: list[dict[str, Any]], colours: dict[str, str]) -> str:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 class Measured:
     """What was measured of one scheme. Counters (`wire_bytes`, ...) cover the decode steps only.
 
-    `step_s` has one entry per decode step. `ttft_s` is `None` where there was no prefill.
+    `step_s` has one entry per decode step. `ttft_s` is `None` where there was no prefill. `choice`: what scheme `auto`
+    chose last and by which speeds.
     """
 
     scheme: str
@@ -33,8 +34,10 @@ class Measured:
     wall_s: float = 0.0
     wire_bytes: int = 0
     stall_s: float = 0.0
+    attend_s: float = 0.0
     wasted_bytes: int = 0
     peak_local_kv_bytes: int = 0
+    choice: dict[str, Any] | None = None
 
 
 @dataclass
@@ -101,6 +104,7 @@ def row(measured: Measured, comparison: Comparison | None) -> dict[str, Any]:
     steps = len(measured.step_s)
     total_s = sum(measured.step_s)
     per_step = 1 / steps if steps else math.nan
+    choice = {} if measured.choice is None else {"choice": measured.choice}
     return {
         "scheme": measured.scheme,
         "identical": comparison.identical if comparison else True,
@@ -112,8 +116,10 @@ def row(measured: Measured, comparison: Comparison | None) -> dict[str, Any]:
         "cpu_percent": 100 * measured.cpu_s / measured.wall_s if measured.wall_s else math.nan,
         "wire_bytes_per_token": measured.wire_bytes * per_step,
         "stall_ms_per_token": measured.stall_s * 1e3 * per_step,
+        "attend_ms_per_token": measured.attend_s * 1e3 * per_step,
         "wasted_bytes": measured.wasted_bytes,
         "peak_local_kv_bytes": measured.peak_local_kv_bytes,
         "tpot_ms": [round(step_s * 1e3, 3) for step_s in measured.step_s],
         "tokens": measured.tokens,
+        **choice,
     }

@@ -7,15 +7,22 @@ from pathlib import Path
 
 from dualpath.errors import CapacityError, UsageError
 from dualpath.kv import KVLayout
+from dualpath.kv.layout import kv_dtype_called
 from dualpath.pool.spec import check_deadline, parse
+from dualpath.transport.rails import MAX_RAILS
 from dualpath.units import format_bytes
 
 HF = "hf"
 LOCAL = "local"
 MAPPED = "mapped"
-SCHEMES = (HF, LOCAL, "baseline", "single", "fetch", "sharded", "reduce", MAPPED)
-ON_REQUEST = ("single",)
+AUTO = "auto"
+SCHEMES = (HF, LOCAL, "baseline", "single", "fetch", "sharded", "reduce", MAPPED, AUTO)
+ON_REQUEST = ("single", AUTO)
 """Schemes that are run only when they are asked for."""
+ONE_RAIL = ("baseline", "single")
+"""Schemes that use one NIC, as what they stand for does."""
+FOLD_ALIKE = (LOCAL, "baseline", "single", "fetch", "sharded", MAPPED)
+"""Schemes that fold the same blocks in the same order: bitwise equal, also over quantised KV."""
 FILLS = ("prompt", "random")
 
 
@@ -26,6 +33,7 @@ class ExperimentConfig:
     | field | meaning |
     |---|---|
     | `model`, `dtype` | see `engine.load.load_model` |
+    | `kv_dtype` | what sealed blocks are kept in: one of `kv.layout.KV_DTYPES` |
     | `schemes` | rows, run in the order of `SCHEMES`; empty: all that apply, but `ON_REQUEST` |
     | `prompt_file`, `offset` | the document, and its first token; `None`: a text that comes with Python |
     | `context` | tokens of the prompt, or of random KV |
@@ -38,10 +46,13 @@ class ExperimentConfig:
     | `interleave` | schemes take turns every so many tokens; 0: one after another |
     | `seed` | of random KV, random token ids |
     | `deadline_s` | longest wait for a node |
+    | `nics`, `max_rails` | NICs of this host that may be used, and how many pairs of NICs for a node; see `connect` |
+    | `trace_prefetch` | file for the prefetcher's decisions; `None`: not written |
     """
 
     model: str = "smollm2-135m"
     dtype: str = "float32"
+    kv_dtype: str = "same"
     schemes: tuple[str, ...] = ()
     prompt_file: Path | None = None
     offset: int = 0
@@ -58,6 +69,9 @@ class ExperimentConfig:
     interleave: int = 0
     seed: int = 0
     deadline_s: float = 10.0
+    nics: tuple[str, ...] = ()
+    max_rails: int = MAX_RAILS
+    trace_prefetch: Path | None = None
 
     @property
     def random(self) -> bool:
@@ -100,6 +114,7 @@ class ExperimentConfig:
 
     def check(self) -> None:
         """Raise `UsageError` for values that cannot work, before anything slow begins."""
+        kv_dtype_called(self.kv_dtype)
         if self.fill not in FILLS:
             raise UsageError(f"unknown fill {self.fill!r}", hint=f"one of {', '.join(FILLS)}")
         if min(self.hot_bytes, self.window_bytes) < 1 or self.nodes < 1:
@@ -122,13 +137,14 @@ def node_capacity(config: ExperimentConfig, layout: KVLayout) -> int:
 
 def check_memory(config: ExperimentConfig, layout: KVLayout, available_bytes: int) -> None:
     """Raise `CapacityError` if the KV of the schemes that are alive at once is more than this machine's memory."""
-    one = (config.context + config.new_tokens) * layout.bytes_per_token
+    tokens = config.context + config.new_tokens
+    one, wide = tokens * layout.bytes_per_token, tokens * layout.open.bytes_per_token
     here = 0 if config.pool else _remote_at_once(config)
     beside = sum(1 for scheme in config.order() if scheme in (HF, LOCAL)) if config.interleave else 1
-    needed = one * (here + beside)
+    needed = one * here + wide * beside
     if needed > available_bytes * 0.9:
         raise CapacityError(
-            f"{needed // one} copies of {format_bytes(one)} of KV do not fit the {format_bytes(available_bytes)} "
+            f"{here + beside} copies of {format_bytes(wide)} of KV do not fit the {format_bytes(available_bytes)} "
             "of free memory",
             hint="use a smaller --context, --dtype bfloat16, fewer --scheme, or nodes elsewhere with --pool",
         )

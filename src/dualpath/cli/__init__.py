@@ -24,7 +24,20 @@ COMMANDS = (
     CommandEntry("generate", "dualpath.cli.generate", "generate_command", "Stream a completion; old KV in a pool."),
     CommandEntry("pool", "dualpath.cli.pool", "pool_command", "Run a pool node that holds KV blocks."),
     CommandEntry("explain", "dualpath.cli.explain", "explain_command", "Show each partial's max and exp-sum by layer."),
-    CommandEntry("bench", "dualpath.cli.bench", "COMMANDS", "Measure the attention kernel or the transports."),
+    CommandEntry("replay", "dualpath.cli.replay", "replay_command", "Play a prefetch trace again."),
+    CommandEntry(
+        "rails", "dualpath.cli.rails", "rails_command", "Show the NICs that can carry data, and how idle they are."
+    ),
+    CommandEntry("lab", "dualpath.cli.lab", "COMMANDS", "Emulate hosts with NICs of known speed on this machine."),
+    CommandEntry(
+        "doctor",
+        "dualpath.cli.doctor",
+        "COMMANDS",
+        "Examine this machine's fabric, or recorded hosts.",
+        "doctor_command",
+    ),
+    CommandEntry("bench", "dualpath.cli.bench", "COMMANDS", "Measure the kernel, the transports or the network."),
+    CommandEntry("plan", "dualpath.cli.plan", "plan_command", "What the KV of a model needs, and whether this helps."),
     CommandEntry("version", "dualpath.cli.version", "version_command", "Print the version and what it runs on."),
 )
 

@@ -15,6 +15,8 @@ COMMANDS = (
         "attention", __name__, "attention_command", "The attention kernel against the memory's read bandwidth."
     ),
     CommandEntry("transport", __name__, "transport_command", "Each transport against a plain stream or memcpy."),
+    CommandEntry("foreign", "dualpath.cli.bench_foreign", "foreign_command", "Bursts of foreign traffic on a NIC."),
+    CommandEntry("raw", "dualpath.cli.bench_raw", "raw_command", "The network to a pool node: each rail, each lane."),
 )
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
@@ -23,7 +25,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.
 def attention_command(
     tokens: Annotated[int, typer.Option(help="Context length in tokens.", min=1)] = 32768,
     block_tokens: Annotated[int, typer.Option(help="Tokens of a block.", min=1)] = 256,
-    dtype: Annotated[str, typer.Option(help="Stored types, separated by commas.")] = "fp32,bf16,fp16",
+    dtype: Annotated[str, typer.Option(help="Stored types, separated by commas.")] = "fp32,bf16,fp16,int8,fp8",
     threads: Annotated[int | None, typer.Option(help="Threads (default: one per core).", min=1)] = None,
     repeat: Annotated[int, typer.Option(help="Rounds; the kernels alternate within a round.", min=1)] = 15,
     prefill: Annotated[bool, typer.Option(help="Measure chunks of prefill too.")] = True,
@@ -32,7 +34,8 @@ def attention_command(
     """Measure one decode step of attention out of an arena: 32 query heads, 8 KV heads, head size 128.
 
     Beside each kernel stand the bytes it read per second and the rate at which this machine can read memory at all,
-    measured in the same run by as many threads. Rows for PyTorch appear where it is installed.
+    measured in the same run by as many threads. Rows for PyTorch appear where it is installed; those for quantised KV
+    state how much faster they are than bf16 in the same rounds.
 
     Examples:
         dualpath bench attention
@@ -102,5 +105,5 @@ def _words(text: str, option: str) -> list[str]:
 
 
 def _print_rows(title: str, rows: list[dict[str, Any]]) -> None:
-    columns = list(rows[0]) if rows else []
+    columns = list(dict.fromkeys(name for row in rows for name in row))
     table(title, columns, [[row.get(name) for name in columns] for row in rows])

@@ -14,6 +14,7 @@ import typer
 
 from dualpath.cli.key import shared_key
 from dualpath.cli.output import ByteSize, byte_size, emit, progress, say
+from dualpath.cli.run import require_auto
 from dualpath.errors import UsageError
 from dualpath.units import format_bytes
 
@@ -34,12 +35,20 @@ def generate_command(
     window: Annotated[
         ByteSize, typer.Option(parser=byte_size, metavar="SIZE", help="Local memory for KV in flight (Path B).")
     ] = ByteSize(64 << 20),
-    scheme: Annotated[str, typer.Option(help="baseline, fetch, sharded, reduce or mapped; local without a pool.")] = "",
+    scheme: Annotated[
+        str, typer.Option(help="baseline, fetch, sharded, reduce, mapped or auto; local without a pool.")
+    ] = "",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16, for weights and KV.")] = "float32",
+    kv_dtype: Annotated[
+        str, typer.Option(help="What sealed KV is kept in: same, int8 or fp8. Changes the output a little.")
+    ] = "same",
     threads: Annotated[int, typer.Option(help="Threads of model and attention; 0: all cores.", min=0)] = 0,
     deadline: Annotated[
         float, typer.Option(metavar="SECONDS", help="Longest wait for a node.", min=0.1, max=86400)
     ] = 10.0,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Say what scheme auto chose, and by which speeds.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
 ) -> None:
     """Stream the most likely continuation of a prompt to stdout; statistics go to stderr.
@@ -55,17 +64,23 @@ def generate_command(
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # nodes may share the cores; read when torch is loaded
     text = read_prompt(prompt, prompt_file)
     chosen = choose_scheme(scheme, pool)
+    if explain:
+        require_auto((chosen.value,))
     from dualpath.engine.load import load_model
+    from dualpath.kv.layout import kv_dtype_called
     from dualpath.path import PathConfig
 
+    kept = kv_dtype_called(kv_dtype)
     settings = PathConfig(
         scheme=chosen, hot_bytes=int(hot), window_bytes=int(window), threads=threads, deadline_s=deadline
     )
     with progress(f"loading {model}") as bar:
         loaded = load_model(model, dtype=dtype, progress=bar.note)
     ids = prompt_ids(loaded, text, chat=chat)
-    found = _generate(loaded, ids, settings, pool, new_tokens=new_tokens, quiet=as_json)
+    found = _generate(loaded, ids, settings, pool, kv_dtype=kept, new_tokens=new_tokens, quiet=as_json)
     emit(as_json, found, print_statistics)
+    if explain and not as_json:
+        say(found["choice"]["sentence"])
 
 
 def read_prompt(prompt: str | None, prompt_file: str | None) -> str:
@@ -113,7 +128,14 @@ def prompt_ids(loaded: LoadedModel, text: str, *, chat: bool) -> list[int]:
 
 
 def _generate(
-    loaded: LoadedModel, ids: list[int], settings: Any, pool_spec: str, *, new_tokens: int, quiet: bool
+    loaded: LoadedModel,
+    ids: list[int],
+    settings: Any,
+    pool_spec: str,
+    *,
+    kv_dtype: str,
+    new_tokens: int,
+    quiet: bool,
 ) -> dict[str, Any]:
     """Run prefill and decode, printing text as it comes unless `quiet`, and return the statistics."""
     from dualpath.bench.prompt import check_context
@@ -126,7 +148,7 @@ def _generate(
     hint = f"use --new-tokens {left} or less" if left > 0 else "use a shorter prompt"
     check_context(len(ids), new_tokens, loaded.max_context, model=loaded.name, hint=hint)
     use_threads(settings.threads)
-    layout = kv_layout(loaded, hot_bytes=settings.hot_bytes)
+    layout = kv_layout(loaded, hot_bytes=settings.hot_bytes, kv_dtype=kv_dtype)
     with contextlib.ExitStack() as stack:
         pool = None
         if settings.scheme.value != "local":
@@ -137,6 +159,7 @@ def _generate(
         sent = sum(node.counters.tx_bytes for node in pool.nodes) if pool is not None else 0
         received = sum(node.counters.rx_bytes for node in pool.nodes) if pool is not None else 0
         metrics = path.metrics.snapshot()
+        choice = {} if path.auto is None else {"choice": path.auto.explain()}
     return {
         **found,
         "scheme": settings.scheme.value,
@@ -144,6 +167,7 @@ def _generate(
         "received_bytes": received,
         "stall_s": metrics.stall_s,
         "peak_local_kv_bytes": metrics.peak_local_bytes,
+        **choice,
     }
 
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 import importlib
 import inspect
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
+
+from dualpath.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,8 @@ class CommandEntry:
     attribute: str
     """A function with typer's annotations, or a tuple of `CommandEntry`: then this is a group."""
     summary: str
+    default: str = ""
+    """Of a group: the function in its module that runs where none of its commands is named."""
 
 
 class CommandGroup(TyperGroup):
@@ -50,11 +55,49 @@ class CommandGroup(TyperGroup):
             formatter.write_dl([(entry.name, entry.summary) for entry in self.entries.values()])
 
 
+class CommandOrGroup(CommandGroup):
+    """A group that is a command too: `alone` runs where none of its commands is named."""
+
+    def __init__(self, *, name: str, alone: Any, entries: tuple[CommandEntry, ...]) -> None:
+        super().__init__(name=name, text=alone.help, entries=entries, params=alone.params, invoke_without_command=True)
+        self._alone = alone
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that is named, or `alone`. Raises `UsageError` for options that neither would see."""
+        self.callback = partial(self._call_alone, ctx)
+        return super().invoke(ctx)
+
+    def _call_alone(self, ctx: Any, **values: Any) -> Any:
+        named = ctx.invoked_subcommand
+        if named is None:
+            return self._alone.callback(**values)
+        for parameter in self._alone.params:
+            source = ctx.get_parameter_source(parameter.name)
+            if source is not None and source.name == "COMMANDLINE":
+                option = parameter.opts[0]
+                raise UsageError(
+                    f"{option} stands before {named}, which does not see it",
+                    hint=f"write `{ctx.command_path} {named}` first; see its --help for what it takes",
+                )
+        return None
+
+
 def load_command(entry: CommandEntry) -> Any:
     """Import `entry` and return its click command."""
     target = getattr(importlib.import_module(entry.module), entry.attribute)
     if isinstance(target, tuple):
-        return CommandGroup(name=entry.name, text=entry.summary, entries=target)
+        return _group(entry, target)
+    return _command(entry, target)
+
+
+def _group(entry: CommandEntry, entries: tuple[CommandEntry, ...]) -> CommandGroup:
+    if not entry.default:
+        return CommandGroup(name=entry.name, text=entry.summary, entries=entries)
+    alone = _command(entry, getattr(importlib.import_module(entry.module), entry.default))
+    return CommandOrGroup(name=entry.name, alone=alone, entries=entries)
+
+
+def _command(entry: CommandEntry, target: Any) -> Any:
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     app.command(name=entry.name, help=keep_examples(inspect.getdoc(target) or entry.summary))(target)
     return typer.main.get_command(app)

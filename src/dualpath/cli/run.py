@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Collection
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +14,7 @@ import typer
 from dualpath.cli.key import shared_key
 from dualpath.cli.output import ByteSize, ProgressBar, byte_size, emit, progress, say, stdout_console
 from dualpath.errors import HostError, UsageError
+from dualpath.transport.rails import MAX_RAILS
 from dualpath.units import format_bytes
 
 MAX_NODES = 64
@@ -35,9 +37,12 @@ def run_command(
     nodes: Annotated[int, typer.Option(help="Pool nodes to start on this machine.", min=1, max=MAX_NODES)] = 2,
     pool: Annotated[str, typer.Option(metavar="HOST:PORT,...", help="Use these nodes instead.")] = "",
     scheme: Annotated[
-        str, typer.Option(help="Any of hf,local,baseline,fetch,sharded,reduce,mapped; default: all.")
+        str, typer.Option(help="Any of hf,local,baseline,fetch,sharded,reduce,mapped; default: all. Also single, auto.")
     ] = "",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16, for weights and KV.")] = "float32",
+    kv_dtype: Annotated[
+        str, typer.Option(help="What sealed KV is kept in: same, int8 or fp8. Changes the output a little.")
+    ] = "same",
     threads: Annotated[int, typer.Option(help="Threads of model and attention; 0: all cores.", min=0)] = 0,
     block_tokens: Annotated[int, typer.Option(help="Tokens of a block; 0: as many as suit the hot region.", min=0)] = 0,
     fill: Annotated[str, typer.Option(help="prompt, or random: seeded random KV, no prefill, I/O only.")] = "prompt",
@@ -48,31 +53,91 @@ def run_command(
     deadline: Annotated[
         float, typer.Option(metavar="SECONDS", help="Longest wait for a node.", min=0.1, max=86400)
     ] = 10.0,
+    nic: Annotated[str, typer.Option(metavar="NAME,...", help="NICs of this host that may be used; all.")] = "",
+    rails: Annotated[
+        int, typer.Option(help="Pairs of NICs that may be used for a node.", min=1, max=MAX_RAILS)
+    ] = MAX_RAILS,
+    trace_prefetch: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the prefetcher's decisions here, for `dualpath replay`.")
+    ] = None,
+    concurrency: Annotated[
+        int, typer.Option(help="So many sequences at once, over each --variant; 0: one, by every scheme.", min=0)
+    ] = 0,
+    variant: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME,...",
+            help="With --concurrency: baseline,single,dual,dual-prefetch,dual-lanes,dual-rail,dual+reduce; all.",
+        ),
+    ] = "",
+    control_rate: Annotated[float, typer.Option(help="With --concurrency: control messages a second.", min=0)] = 100.0,
+    rounds: Annotated[int, typer.Option(help="With --concurrency: turns of each variant.", min=1)] = 3,
+    cold: Annotated[bool, typer.Option("--cold", help="With --concurrency: prefixes are computed first.")] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Say what scheme auto chose, and by which speeds.")
+    ] = False,
     report: Annotated[Path | None, typer.Option(help="Write one HTML page with plots here.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Decode a long document by every scheme, on the same prompt, and compare output and cost.
 
     A small hot region of KV stays local; the rest is on pool nodes, which stand for other hosts and are reached over
-    TCP even on this machine (except by scheme mapped). Exit code 1 if a float32 scheme's tokens are not identical.
+    TCP even on this machine (except by scheme mapped). Exit code 1 if a float32 scheme's tokens are not identical; with
+    --kv-dtype int8 or fp8 they may differ from hf's, and the schemes are held against each other.
 
     Examples:
         dualpath run
         dualpath run --context 8000 --report run.html
         dualpath run --scheme local,reduce --dtype bfloat16 --json
+        dualpath run --scheme sharded,reduce,auto --explain
+        dualpath run --kv-dtype int8 --scheme hf,local,sharded
         dualpath run --fill random --context 131072 --samples 1000 --interleave 10 --dtype bfloat16
+        dualpath run --concurrency 4 --context 8000 --hot 1GiB --variant baseline,single,dual
         dualpath run --pool 10.0.0.5:7480,10.0.0.6:7480 --model ./my-model --prompt-file book.txt
     """
     _yield_idle_cores()
     from dualpath.bench.experiment import run_experiment
     from dualpath.bench.settings import ExperimentConfig
 
+    nics = tuple(name.strip() for name in nic.split(",") if name.strip())
+    if concurrency:
+        from dualpath.bench.load import VARIANTS, LoadConfig, run_load
+        from dualpath.cli.run_load import print_load
+
+        load = LoadConfig(
+            model=model,
+            dtype=dtype,
+            kv_dtype=kv_dtype,
+            variants=tuple(word.strip() for word in variant.split(",") if word.strip()) or tuple(VARIANTS),
+            context=context,
+            new_tokens=new_tokens,
+            concurrency=concurrency,
+            hot_bytes=int(hot),
+            window_bytes=int(window),
+            block_tokens=block_tokens,
+            nodes=nodes,
+            pool=pool,
+            key=shared_key(),
+            nics=nics,
+            threads=threads,
+            seed=seed,
+            deadline_s=deadline,
+            cold=cold,
+            control_per_s=control_rate,
+            rounds=rounds,
+        )
+        emit(as_json, run_load(load, view=TerminalView()), print_load)
+        return
     if report is not None:
         _check_report(report)
+    schemes = tuple(word.strip() for word in scheme.split(",") if word.strip())
+    if explain:
+        require_auto(schemes)
     config = ExperimentConfig(
         model=model,
         dtype=dtype,
-        schemes=tuple(word.strip() for word in scheme.split(",") if word.strip()),
+        kv_dtype=kv_dtype,
+        schemes=schemes,
         prompt_file=prompt_file,
         offset=offset,
         context=context,
@@ -88,13 +153,28 @@ def run_command(
         interleave=interleave,
         seed=seed,
         deadline_s=deadline,
+        nics=nics,
+        max_rails=rails,
+        trace_prefetch=trace_prefetch,
     )
+    if trace_prefetch is not None:
+        trace_prefetch.write_text("")  # each scheme appends
     result = run_experiment(config, view=TerminalView())
     emit(as_json, result, print_result)
+    if explain and not as_json:
+        print_choices(result)
     if report is not None:
         _write_report(report, result)
     if not result["ok"]:
         raise typer.Exit(1)
+
+
+def require_auto(schemes: Collection[str]) -> None:
+    """Raise `UsageError` if no scheme is among them that has something to explain."""
+    from dualpath.bench.settings import AUTO
+
+    if AUTO not in schemes:
+        raise UsageError("there is no choice to explain", hint="--explain goes with --scheme auto")
 
 
 class TerminalView:
@@ -156,9 +236,17 @@ def print_result(result: dict[str, Any]) -> None:
         console.print(f"  {name:<15}{meaning}", style="dim", markup=False)
 
 
+def print_choices(result: dict[str, Any]) -> None:
+    """Print what scheme `auto` chose, as one sentence."""
+    for row in result["schemes"]:
+        if "choice" in row:
+            stdout_console().print(f"{row['scheme']}: {row['choice']['sentence']}", soft_wrap=True, markup=False)
+
+
 def _heading(result: dict[str, Any]) -> str:
     model, prompt, settings = result["model"], result["prompt"], result["settings"]
-    kv = f"{format_bytes(result['expected']['kv_bytes'])} of KV"
+    kept = settings.get("kv_dtype", "same")
+    kv = f"{format_bytes(result['expected']['kv_bytes'])} of KV{'' if kept == 'same' else f' kept in {kept}'}"
     return (
         f"{model['name']} ({model['dtype']}), {prompt['tokens']:,} tokens of {prompt['source']}: {kv} in blocks of "
         f"{settings['block_tokens']} tokens; {format_bytes(settings['hot_bytes'])} local, the rest on "

@@ -7,12 +7,17 @@ from typing import Any
 from dualpath.kv import KVLayout
 
 
-def layout_that_fits(config: Any, *, dtype: str, hot_bytes: int, block_tokens: int = 0, model: str = "") -> KVLayout:
-    """Return the layout of a model by its config; `block_tokens` 0 chooses what suits a hot region of `hot_bytes`."""
+def layout_that_fits(
+    config: Any, *, dtype: str, hot_bytes: int, block_tokens: int = 0, model: str = "", kv_dtype: str = ""
+) -> KVLayout:
+    """Return the layout of a model by its config; `block_tokens` 0 chooses what suits a hot region of `hot_bytes`.
+
+    `kv_dtype` is what sealed blocks are kept in; empty: `dtype`. The open block, which must fit, is never quantised.
+    """
     if not block_tokens:
         one = KVLayout.from_config(config, dtype=dtype, block_tokens=1)
         block_tokens = block_tokens_that_fit(one.bytes_per_token, hot_bytes)
-    return KVLayout.from_config(config, dtype=dtype, block_tokens=block_tokens, model=model)
+    return KVLayout.from_config(config, dtype=dtype, block_tokens=block_tokens, model=model, kv_dtype=kv_dtype)
 
 
 def block_tokens_that_fit(bytes_per_token: int, hot_bytes: int, *, largest: int = 256, smallest: int = 16) -> int:

@@ -20,11 +20,11 @@ def fetch_bytes_per_token(layout: KVLayout, context: int, hot_bytes: int) -> int
 
     An estimate: bytes of headers are left out, and hot bytes are taken to be shared in proportion by all layers.
     """
-    local_blocks = hot_bytes // layout.block_bytes
+    local_blocks = max(0, hot_bytes - layout.open.block_bytes) // layout.block_bytes
     total = 0
     for group in layout.groups:
         for blocks in _sealed_blocks(layout, group, context):
-            total += max(0, blocks - max(0, local_blocks - 1)) * layout.layer_block_bytes(group)
+            total += max(0, blocks - local_blocks) * layout.layer_block_bytes(group)
     return total
 
 
@@ -55,7 +55,7 @@ def _visible(group: LayerGroup, context: int) -> int:
 
 
 def _layers_bytes(layout: KVLayout, group: LayerGroup, tokens: int) -> int:
-    return len(group.layers) * group.layer_block_bytes(1, layout.dtype) * tokens
+    return len(group.layers) * layout.layer_block_bytes(group) * tokens // layout.block_tokens
 
 
 def _sealed_blocks(layout: KVLayout, group: LayerGroup, context: int) -> Iterator[int]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
+from typing import TypeVar, cast
 
 from dualpath.doctor.base import Unknown
 from dualpath.doctor.recording import Measured, Output, Recording
 from dualpath.host.nics import Nic, nics
 from dualpath.host.tree import RecordedTree
+
+T = TypeVar("T")
 
 
 class Host:
@@ -16,6 +20,13 @@ class Host:
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
         self.tree = RecordedTree(recording.files, recording.links)
+        self._facts: dict[Callable[[Host], object], object] = {}
+
+    def once(self, fact: Callable[[Host], T]) -> T:
+        """Return `fact(self)`, computed when first asked for: pair checks ask each host as often as it has peers."""
+        if fact not in self._facts:
+            self._facts[fact] = fact(self)
+        return cast("T", self._facts[fact])
 
     @property
     def name(self) -> str:

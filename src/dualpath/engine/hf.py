@@ -28,7 +28,7 @@ from dualpath.engine.fingerprint import fingerprint
 from dualpath.engine.lending import NAME, borrow, give_back
 from dualpath.engine.tensors import absorb, expand, pack, raw
 from dualpath.errors import UsageError
-from dualpath.kv.layout import KVLayout, LayerKind
+from dualpath.kv.layout import KVLayout, LayerKind, kv_dtype_called
 from dualpath.path import DualPath, PathConfig, Scheme, SequenceId, Step
 from dualpath.pool.client import Pool
 from dualpath.units import parse_bytes
@@ -155,8 +155,9 @@ class DualPathCache(_NotingCache):
     """A cache for an unmodified `model.generate()`: hot KV here, the rest in `pool`.
 
     `hot` and `window` are sizes like `"64MiB"`; `scheme` as in `Scheme`; `pool` may be `None` for scheme `local`;
-    `block_tokens` 0 takes the largest power of two, from 16 to 256, of which a block fits the hot region. Works
-    with greedy, sampling, beam and assisted generation, left-padded batches, several turns on one cache, and
+    `block_tokens` 0 takes the largest power of two, from 16 to 256, of which a block fits the hot region; `kv_dtype`
+    `"int8"` or `"fp8"` keeps sealed blocks in one byte an element, which changes the output a little. Works with
+    greedy, sampling, beam and assisted generation, left-padded batches, several turns on one cache, and
     `prefill_chunk_size` (a one-shot prompt needs scratch of one layer's KV in the window). Sets the model's attention
     implementation; `close()` (or leaving the context) restores it and gives the pool's blocks back. Raises
     `UnknownModelError` for an attention layout that is not known, `CapacityError` if hot or window are too small.
@@ -174,6 +175,7 @@ class DualPathCache(_NotingCache):
         window: str | int = "64MiB",
         scheme: str | Scheme | None = None,
         block_tokens: int = 0,
+        kv_dtype: str = "same",
         threads: int = 0,
         deadline_s: float = 10.0,
     ) -> None:
@@ -183,7 +185,12 @@ class DualPathCache(_NotingCache):
         dtype = _dtype_of(model)
         name = fingerprint(model, config, dtype)
         layout = layout_that_fits(
-            config, dtype=dtype, hot_bytes=settings.hot_bytes, block_tokens=block_tokens, model=name
+            config,
+            dtype=dtype,
+            hot_bytes=settings.hot_bytes,
+            block_tokens=block_tokens,
+            model=name,
+            kv_dtype=kv_dtype_called(kv_dtype),
         )
         super().__init__(layout)
         self.path = DualPath(layout, settings, pool)

@@ -24,7 +24,7 @@ from dualpath.engine import modelcache, modelfiles
 from dualpath.engine.fingerprint import fingerprint
 from dualpath.errors import CapacityError, DualPathError, HostError, UnknownModelError, UsageError
 from dualpath.kv.configs import layer_groups
-from dualpath.kv.layout import DTYPE_BYTES, KVLayout
+from dualpath.kv.layout import FLOAT_BYTES, KVLayout
 
 BUILT_IN = {"smollm2-135m": "SmolLM2-135M-Instruct, 30 layers, 8K context; comes with the `demo` extra"}
 ALIASES = {"smollm2": "smollm2-135m"}
@@ -68,8 +68,8 @@ def load_model(name: str, *, dtype: str = "float32", progress: Progress | None =
     Raises `UnknownModelError` for a name, folder or layout that cannot be used, `HostError` if torch or
     transformers is missing or too old.
     """
-    if dtype not in DTYPE_BYTES:
-        raise UsageError(f"unknown dtype {dtype!r}", hint=f"one of {', '.join(DTYPE_BYTES)}")
+    if dtype not in FLOAT_BYTES:
+        raise UsageError(f"unknown dtype {dtype!r}", hint=f"one of {', '.join(FLOAT_BYTES)}")
     tell = progress or (lambda stage: None)
     key = ALIASES.get(name.lower(), name.lower())
     if key in BUILT_IN:
@@ -117,10 +117,18 @@ def parse_shape(name: str) -> dict[str, int]:
     return shape
 
 
-def kv_layout(loaded: LoadedModel, *, hot_bytes: int, block_tokens: int = 0) -> KVLayout:
-    """Return the KV layout of a model; `block_tokens` 0 chooses what suits a hot region of `hot_bytes`."""
+def kv_layout(loaded: LoadedModel, *, hot_bytes: int, block_tokens: int = 0, kv_dtype: str = "") -> KVLayout:
+    """Return the KV layout of a model; `block_tokens` 0 chooses what suits a hot region of `hot_bytes`.
+
+    `kv_dtype` as in `KVLayout`.
+    """
     return layout_that_fits(
-        loaded.config, dtype=loaded.dtype, hot_bytes=hot_bytes, block_tokens=block_tokens, model=loaded.fingerprint
+        loaded.config,
+        dtype=loaded.dtype,
+        hot_bytes=hot_bytes,
+        block_tokens=block_tokens,
+        model=loaded.fingerprint,
+        kv_dtype=kv_dtype,
     )
 
 

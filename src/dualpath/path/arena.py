@@ -92,6 +92,12 @@ class SlotClass:
         """Return one slot as a writable array."""
         return np.frombuffer(self.bytes_of(slot), dtype).reshape(shape)
 
+    def trim(self) -> None:
+        """Give the pages of free slots back to the kernel; they are zero when used again."""
+        for slot in self._free:
+            extent, place = divmod(slot, self._per_extent)
+            self._arena.drop_pages(self._extents[extent], place * self.slot_bytes, self.slot_bytes)
+
     def _charge(self, budget: Budget, count: int) -> None:
         """Count `count` slots against `budget`, and see to it that as many are free. After an error nothing counts."""
         self._arena.charge(budget, count * self.slot_bytes)
@@ -119,6 +125,7 @@ class LocalArena:
         self._used = [0, 0]
         self._classes: dict[int, SlotClass] = {}
         self.buffers: list[NDArray[np.uint8]] = []
+        self._maps: dict[int, mmap.mmap] = {}  # of the buffers that are ours
         self.peak_bytes = 0
 
     @property
@@ -158,6 +165,18 @@ class LocalArena:
         self._used[budget] += count
         self.peak_bytes = max(self.peak_bytes, self.used_bytes)
 
+    def trim(self) -> None:
+        """Give the pages of all free slots back to the kernel."""
+        for slots in self._classes.values():
+            slots.trim()
+
+    def drop_pages(self, buffer: int, start: int, size: int) -> None:
+        """Give back the whole pages within `[start, start + size)` of a buffer that `map_buffer` made."""
+        page = mmap.PAGESIZE
+        first, last = -(-start // page) * page, (start + size) // page * page
+        if last > first:
+            self._maps[buffer].madvise(mmap.MADV_DONTNEED, first, last - first)
+
     def map_buffer(self, size: int) -> int:
         """Map a new buffer of `size` bytes and return its index in `buffers`. Raises `HostError`."""
         # private: shared anonymous memory gets no huge pages on most hosts
@@ -171,7 +190,9 @@ class LocalArena:
         if hasattr(mmap, "MADV_HUGEPAGE"):
             with contextlib.suppress(OSError):  # a kernel without transparent huge pages: slower, not wrong
                 memory.madvise(mmap.MADV_HUGEPAGE)
-        return self.add_buffer(np.frombuffer(memory, np.uint8))
+        buffer = self.add_buffer(np.frombuffer(memory, np.uint8))
+        self._maps[buffer] = memory
+        return buffer
 
     def add_buffer(self, buffer: NDArray[np.uint8]) -> int:
         """Make foreign memory (a node's mapped arena) part of the page table. It counts against no budget."""

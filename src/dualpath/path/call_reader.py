@@ -40,7 +40,7 @@ class _Batch:
 
 
 class CallReader:
-    """Reads when compute asks, straight into slots, on the connection that carries control messages too (REALTIME).
+    """Reads when compute asks, straight into slots, on the connection that carries control messages too (lane BULK).
 
     Nothing is read ahead of the layer that is being computed. Within it two calls are under way, so that a node has the
     next one when it has answered one.

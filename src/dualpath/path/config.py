@@ -27,6 +27,8 @@ class Scheme(enum.StrEnum):
     """Queries go to the nodes, partial attention comes back. Prompts, whose queries are many, use `SHARDED`."""
     MAPPED = "mapped"
     """Nodes on this host: attention reads their arena in place."""
+    AUTO = "auto"
+    """Some blocks as `SHARDED`, the rest as `REDUCE`, as suits the speeds that steps have shown."""
 
     @classmethod
     def of(cls, name: str) -> Scheme:
@@ -39,7 +41,12 @@ class Scheme(enum.StrEnum):
     @property
     def spreads(self) -> bool:
         """Whether blocks are spread over all nodes."""
-        return self in (Scheme.SHARDED, Scheme.REDUCE, Scheme.MAPPED)
+        return self in (Scheme.SHARDED, Scheme.REDUCE, Scheme.MAPPED, Scheme.AUTO)
+
+    @property
+    def reduces(self) -> bool:
+        """Whether nodes attend to blocks that they hold."""
+        return self in (Scheme.REDUCE, Scheme.AUTO)
 
 
 @dataclass(frozen=True)
@@ -53,7 +60,10 @@ class PathConfig:
     | `window_bytes` | Path B: local memory for blocks in flight or waiting, and for the scratch of a prompt chunk |
     | `threads` | threads of the attention kernel; 0 = all cores this process may use |
     | `deadline_s` | longest wait for a block, a partial or a write |
-    | `reduce_rows` | scheme `reduce`: steps with more query rows than this fetch instead |
+    | `reduce_rows` | schemes `reduce` and `auto`: steps with more query rows than this fetch instead |
+    | `ahead` | whether blocks are read before their layer asks; off shows what prefetch gains |
+    | `one_lane` | whether blocks ride the lane of everything else, BULK; on shows what lanes gain |
+    | `trace` | file to which the prefetcher's decisions are appended (see `path.trace`); empty: none |
     """
 
     scheme: Scheme = Scheme.SHARDED
@@ -62,6 +72,9 @@ class PathConfig:
     threads: int = 0
     deadline_s: float = 10.0
     reduce_rows: int = 32
+    ahead: bool = True
+    one_lane: bool = False
+    trace: str = ""
 
     def __post_init__(self) -> None:
         """Raise `UsageError` for a value that cannot work."""

@@ -7,27 +7,28 @@ as well (write-through), so that giving one up locally costs nothing but a later
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from dualpath.directory import Directory, MemoryDirectory
 from dualpath.errors import CapacityError, UsageError
-from dualpath.kv.layout import LayerKind
 from dualpath.path.arena import Budget, LocalArena
-from dualpath.path.call_reader import BaselineReader, CallReader
+from dualpath.path.attach import attach
+from dualpath.path.auto import Auto
 from dualpath.path.config import PathConfig, Scheme
-from dualpath.path.fill import fill_random, read_block
-from dualpath.path.growth import Fill, Growth, grow
+from dualpath.path.fill import decode_block, fill_random, read_block
+from dualpath.path.growth import Growth, grow
 from dualpath.path.metrics import PathMetrics
-from dualpath.path.prefetch_reader import PrefetchReader
+from dualpath.path.plan import take_remote
 from dualpath.path.publisher import Publisher
-from dualpath.path.reader import MappedReader, NoReader, Reader
+from dualpath.path.reader import NoReader, Reader
+from dualpath.path.readers import make_reader
 from dualpath.path.reduce import Reducer
 from dualpath.path.residency import HotRegion
-from dualpath.path.sequences import Block, Part, Sequence, SequenceId, next_id
+from dualpath.path.sequences import Block, Part, Sequence, SequenceId
+from dualpath.path.staging import Staging, scratch_bytes
 from dualpath.path.step import Step
 from dualpath.path.writer import Writer
 from dualpath.units import format_bytes
@@ -53,16 +54,27 @@ class DualPath:
         if not local and pool is None:
             raise UsageError(f"scheme {config.scheme.value} needs a pool", hint="pass one from dualpath.connect(…)")
         self._largest = max(layout.layer_block_bytes(group) for group in layout.groups)
+        self._scratch = scratch_bytes(layout)
         if not local:
             _require_room(layout, config, self._largest)
         self.metrics = PathMetrics()
-        self.arena = LocalArena(None if local else config.hot_bytes, max(config.window_bytes, self._largest))
+        self.arena = LocalArena(
+            None if local else config.hot_bytes, max(config.window_bytes, self._largest, self._scratch)
+        )
+        self._trace: IO[str] | None = None
         self.reader: Reader = NoReader()
         self.reducer: Reducer | None = None
+        self.auto: Auto | None = None
+        self.divide = take_remote
         self.writer: Writer | None = None
         self.publisher: Publisher | None = None
+        if pool is not None and config.scheme is Scheme.AUTO:
+            self.auto = Auto([node.name for node in pool.nodes], self.metrics, config.threads)
+            self.divide = self.auto.divide
         if pool is not None and not local:
-            self.reader = self._make_reader(pool)
+            if config.trace:
+                self._trace = open(config.trace, "a", encoding="utf-8")  # noqa: SIM115 - `close` closes it
+            self.reader = make_reader(pool, layout, config, self.arena, self.metrics, auto=self.auto, trace=self._trace)
             self.publisher = Publisher(directory or MemoryDirectory(), pool, len(layout.groups))
             self.writer = Writer(
                 pool,
@@ -72,11 +84,12 @@ class DualPath:
                 spread=config.scheme.spreads,
                 deadline_s=config.deadline_s,
             )
-            if config.scheme is Scheme.REDUCE:
+            if config.scheme.reduces:
                 self.reducer = Reducer(pool, self.metrics, config.deadline_s)
         self._sequences: dict[SequenceId, Sequence] = {}
         self._ids = itertools.count(1)
         self._hot = HotRegion(self.arena, layout)
+        self._staging = Staging(layout, self.arena, self._hot, self.writer, self.publisher, self._copy)
         self._step: Step | None = None
 
     def __enter__(self) -> DualPath:
@@ -125,7 +138,7 @@ class DualPath:
         del self._sequences[sequence]
         if self.reducer is not None:
             self.reducer.forget(sequence)
-        self._release(found.blocks)
+        self._staging.release(found.blocks)
         if self.publisher is not None:
             self.publisher.ended(sequence)
 
@@ -143,13 +156,21 @@ class DualPath:
             gone.insert(0, keep[-1])
             keep[-1] = opened
         found.blocks, found.tokens = keep, found.tokens[:length]
-        self._release(gone)
+        self._staging.release(gone)
 
     def fill_random(
-        self, sequence: SequenceId, tokens: int, seed: int, on_progress: Callable[[int, int], None] | None = None
+        self,
+        sequence: SequenceId,
+        tokens: int | Seq[int],
+        seed: int,
+        on_progress: Callable[[int, int], None] | None = None,
     ) -> None:
         """Give an empty sequence seeded random KV instead of a prompt's; see `fill.fill_random`."""
         fill_random(self, sequence, tokens, seed, on_progress)
+
+    def attach(self, sequence: SequenceId, tokens: Seq[int], *, hot_bytes: int | None = None) -> int:
+        """Give an empty sequence the KV of these tokens as far as the pool has it; see `attach.attach`."""
+        return attach(self, sequence, tokens, hot_bytes=hot_bytes)
 
     def block(self, sequence: SequenceId, index: int) -> Block:
         """Return the sealed block number `index` of a sequence."""
@@ -176,11 +197,13 @@ class DualPath:
     def room(self, sequence: SequenceId, wanted: int) -> int:
         """Return how many tokens (at most `wanted`) the next step of this sequence should take, ending at a block's end
         where it can: what neither hot region nor window would hold is left for later steps."""
-        if self.config.scheme is Scheme.LOCAL or wanted <= 1:
-            return wanted
+        if wanted <= 1 or (self.config.scheme is Scheme.LOCAL and not self.layout.kv_dtype):
+            return wanted  # but where chunks decide which KV is quantised already, all schemes have the same ones
         size = self.layout.block_tokens
         to_end = size - self._get(sequence).length % size
-        blocks = self.arena.limit(Budget.WINDOW) // self._largest - 1
+        blocks = max(0, self.arena.limit(Budget.WINDOW) - self._largest) // self._scratch
+        if self.layout.kv_dtype:  # the first block, too, may need scratch: its sealed form may not fit beside it
+            blocks = max(0, blocks - 1)
         most = to_end + min(blocks, max(0, wanted - to_end) // size) * size
         return min(wanted, most)
 
@@ -199,6 +222,8 @@ class DualPath:
             raise UsageError("a sequence occurs twice in the batch")
         if self.publisher is not None:
             self.publisher.prolong()
+        if self.auto is not None:
+            self.auto.begin()
         growths: list[Growth] = []
         row = 0
         for sequence, new in batch:
@@ -208,7 +233,7 @@ class DualPath:
             growths.append(grow(found, count, tokens, row, self.layout.block_tokens, len(self.layout.groups)))
             row += count
         try:
-            self._prepare(growths, store=store)
+            self._staging.prepare(growths, store=store)
             step = Step(self, growths)
             step.start()
         except BaseException:
@@ -219,42 +244,14 @@ class DualPath:
 
     def commit_step(self, growths: list[Growth]) -> None:
         """Make growths real. `Step.commit` calls this."""
-        sealed = [fill for growth in growths for fill in growth.fills if fill.sealing is not None]
-        if self.writer is not None:
-            self.writer.commit([fill.sealing for fill in sealed if fill.sealing is not None])
-        if self.publisher is not None:
-            for growth in growths:
-                for fill in growth.full(self.layout.block_tokens)[-1:]:
-                    if fill.sealing is not None:
-                        end = fill.block.position + fill.tokens
-                        self.publisher.grown(growth.sequence.id, end, fill.sealing.id)
-        for growth in growths:
-            sequence = growth.sequence
-            if growth.replaced is not None:
-                sequence.blocks.pop()
-                self._release([growth.replaced])
-                sequence.blocks.append(growth.fills[0].block)
-            for fill in growth.fills:
-                if fill.fresh and fill.block is not (sequence.blocks[-1] if sequence.blocks else None):
-                    sequence.blocks.append(fill.block)
-                fill.block.length = fill.tokens
-            if growth.tokens is None:
-                sequence.known = False
-            else:
-                sequence.tokens += growth.tokens
-            for fill in growth.full(self.layout.block_tokens):
-                self._seal(growth, fill)
-            self._drop_unseen(sequence)
+        self._staging.commit(growths)
+        if self.auto is not None and self.reducer is not None:
+            self.auto.committed(self.reducer.answers)
         self._finish()
 
     def abort_step(self, growths: list[Growth]) -> None:
         """Undo growths. `Step.abort` calls this."""
-        fills = [fill for growth in growths for fill in growth.fills]
-        if self.writer is not None:
-            self.writer.abort([fill.sealing for fill in fills if fill.sealing is not None])
-        for fill in fills:
-            if fill.fresh:
-                self._hot.free(fill.block)
+        self._staging.abort(growths)
         self._finish()
 
     def close(self) -> None:
@@ -264,115 +261,31 @@ class DualPath:
         self.reader.end()
         for sequence in list(self._sequences):
             self.close_sequence(sequence)
+        if self._trace is not None:
+            self._trace.close()
 
     def _finish(self) -> None:
         self._step = None
         self.metrics.steps += 1
         self.metrics.peak_local_bytes = self.arena.peak_bytes
 
-    # --- preparing a step --------------------------------------------------------------------------------------
-
-    def _prepare(self, growths: list[Growth], *, store: bool) -> None:
-        copied: Counter[int] = Counter()
-        for growth in growths:
-            self._own_tail(growth, copied)
-        fresh = [
-            fill for growth in growths for fill in growth.fills if fill.fresh and fill.block.parts[0].local is None
-        ]
-        full = [fill for growth in growths for fill in growth.full(self.layout.block_tokens)]
-        self._hot.allocate_fresh(fresh, {id(fill) for fill in full}, scratch_allowed=self.writer is not None)
-        window = self.arena.limit(Budget.WINDOW) // self._largest
-        scratch = sum(fill.scratch for fill in fresh)
-        if scratch > window - (1 if any(growth.sequence.blocks for growth in growths) else 0):
-            raise CapacityError(
-                f"{sum(growth.count for growth in growths)} tokens at once need {scratch} layer blocks of scratch, "
-                f"and the window holds {window}",
-                hint="use smaller prompt chunks (generate: prefill_chunk_size), or a larger window or hot region",
-            )
-        if store:
-            self._reserve_at_nodes(growths)
-
-    def _own_tail(self, growth: Growth, copied: Counter[int]) -> None:
-        """A tail that is shared with a fork is copied before it is written; the last of its owners may keep it."""
-        if not growth.fills or growth.fills[0].fresh:
-            return
-        fill = growth.fills[0]
-        if fill.block.owners - copied[fill.block.serial] == 1:
-            return
-        copied[fill.block.serial] += 1
-        copy = self._copy(fill.block, fill.block.length)
-        growth.replaced = fill.block
-        growth.fills[0] = Fill(copy, fill.offset, fill.row, fill.count, fresh=True)
-
-    def _reserve_at_nodes(self, growths: list[Growth]) -> None:
-        if self.writer is None:
-            return
-        wanted, fills = [], []
-        for growth in growths:
-            parent = growth.sequence.last_id
-            for fill in growth.full(self.layout.block_tokens):
-                parent = next_id(parent, growth.block_tokens_ids(fill), self.layout.fingerprint)
-                wanted.append((parent, fill.tokens, fill.block.position // self.layout.block_tokens))
-                fills.append(fill)
-        if not wanted:
-            return
-        for fill, sealing in zip(fills, self.writer.prepare(wanted), strict=True):
-            fill.sealing = sealing
-
     # --- blocks ------------------------------------------------------------------------------------------------
 
-    def _seal(self, growth: Growth, fill: Fill) -> None:
-        block = fill.block
-        if fill.sealing is None:
-            previous = growth.sequence.blocks[growth.sequence.blocks.index(block) - 1] if block.position else None
-            block.id = next_id(
-                None if previous is None else previous.id, growth.block_tokens_ids(fill), self.layout.fingerprint
-            )
-            return
-        block.id = fill.sealing.id
-        for part, refs in zip(block.parts, fill.sealing.refs, strict=True):
-            part.node, part.refs = fill.sealing.node, list(refs)
-        self._hot.may_evict(block)
-
-    def _drop_unseen(self, sequence: Sequence) -> None:
-        """Give up what has left every sliding window for good (with a block to spare, for a short crop)."""
-        length, spare = sequence.length, self.layout.block_tokens
-        for index, group in enumerate(self.layout.groups):
-            if group.kind is not LayerKind.SLIDING:
-                continue
-            for block in sequence.blocks:
-                if block.end + spare > length - group.window:
-                    break
-                part = block.parts[index]
-                if part.dropped or block.owners > 1 or block.id is None:
-                    continue
-                self._hot.free_group(block, index)
-                if self.writer is not None and part.refs is not None:
-                    self.writer.drop([(part.node, block.id)], [index])
-                part.refs, part.dropped = None, True
-
-    def _release(self, blocks: Seq[Block]) -> None:
-        gone = []
-        for block in blocks:
-            block.owners -= 1
-            if block.owners == 0:
-                gone.append(block)
-                self._hot.free(block)
-        if self.writer is not None:
-            self.writer.drop([(block.parts[0].node, block.id) for block in gone if block.id is not None])
-
     def _copy(self, block: Block, length: int) -> Block:
-        """Return an open copy of a local block's first `length` tokens."""
+        """Return an open copy of a block's first `length` tokens."""
         copy = Block(block.position, length, [Part() for _ in block.parts])
         self._hot.allocate(copy)
         for index, (part, new) in enumerate(zip(block.parts, copy.parts, strict=True)):
-            slots = self.arena.slots(self.layout.layer_block_bytes(self.layout.groups[index]))
+            slots = self.arena.slots(self.layout.open.layer_block_bytes(self.layout.groups[index]))
             assert new.local is not None
-            if part.local is not None:
-                for a, b in zip(part.local.tolist(), new.local.tolist(), strict=True):
-                    slots.bytes_of(b)[:] = slots.bytes_of(a)
+            into = [slots.bytes_of(slot) for slot in new.local.tolist()]
+            if self.layout.kv_dtype and block.id is not None:
+                decode_block(self, block, index, into)
+            elif part.local is not None:
+                for a, b in zip(part.local.tolist(), into, strict=True):
+                    b[:] = slots.bytes_of(a)
             elif part.refs is not None:
-                read_block(self, block, index, [slots.bytes_of(slot) for slot in new.local.tolist()])
+                read_block(self, block, index, into)
         return copy
 
     def _reopen(self, block: Block, length: int) -> Block:
@@ -393,26 +306,20 @@ class DualPath:
             raise UsageError(f"no such sequence: {sequence}")
         return found
 
-    def _make_reader(self, pool: Pool) -> Reader:
-        deadline_s = self.config.deadline_s
-        if self.config.scheme is Scheme.BASELINE:
-            return BaselineReader(pool, self.arena, self.metrics, deadline_s)
-        if self.config.scheme is Scheme.SINGLE:
-            return CallReader(pool, self.arena, self.metrics, deadline_s)
-        if self.config.scheme is Scheme.MAPPED:
-            return MappedReader(pool, self.arena)
-        return PrefetchReader(pool, self.arena, self.layout, self.metrics, deadline_s)
-
 
 def _require_room(layout: KVLayout, config: PathConfig, largest: int) -> None:
-    if config.hot_bytes < layout.block_bytes:
+    need = layout.open.block_bytes
+    if config.hot_bytes < need:
         raise CapacityError(
             f"the hot region ({format_bytes(config.hot_bytes)}) cannot hold one block of {layout.block_tokens} tokens "
-            f"in all layers ({format_bytes(layout.block_bytes)})",
+            f"in all layers ({format_bytes(need)})",
             hint="give it more with --hot, or use a smaller block_tokens",
         )
+    what = "one layer block"
+    if layout.kv_dtype:
+        what, largest = "one layer block beside one that is quantised", largest + scratch_bytes(layout)
     if config.window_bytes < largest:
         raise CapacityError(
-            f"the window ({format_bytes(config.window_bytes)}) cannot hold one layer block ({format_bytes(largest)})",
+            f"the window ({format_bytes(config.window_bytes)}) cannot hold {what} ({format_bytes(largest)})",
             hint="give it more with --window, or use a smaller block_tokens",
         )

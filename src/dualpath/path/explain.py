@@ -12,17 +12,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from dualpath.attention import reference
-from dualpath.attention.base import BlockTable, State
+from dualpath.attention.base import BlockTable, Geometry, State
+from dualpath.attention.storage import shape_of
+from dualpath.kv import codecs
 from dualpath.path.fill import read_layer_block
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dualpath.path.dualpath import DualPath
-    from dualpath.path.plan import Entry
     from dualpath.path.step import Observation
 
     Float64 = NDArray[np.float64]
@@ -52,11 +54,12 @@ class LayerReport:
 
 def explain(path: DualPath, seen: Observation) -> LayerReport:
     """Return the report of one observed layer. Raises `BlockLostError` if a node cannot give its blocks back."""
+    blocks, geometry = _all_blocks(path, seen)
     exact = reference.attend(
         seen.q,
         np.concatenate([np.arange(first, first + rows) for first, rows in _rows(seen)]).astype(np.int64),
-        _all_blocks(path, seen),
-        seen.plan.geometry,
+        blocks,
+        geometry,
         scale=seen.scale,
         softcap=seen.softcap,
         window=seen.plan.group.window,
@@ -106,11 +109,23 @@ def _rows(seen: Observation) -> list[tuple[int, int]]:
     return [(seen.plan.first_rows[0], len(seen.q))]
 
 
-def _all_blocks(path: DualPath, seen: Observation) -> BlockTable:
-    entries: list[Entry] = [*seen.plan.far.entries, *seen.plan.near.entries]
-    buffers = [np.frombuffer(read_layer_block(path, entry, seen.plan.index, seen.index), np.uint8) for entry in entries]
+def _all_blocks(path: DualPath, seen: Observation) -> tuple[BlockTable, Geometry]:
+    """Return the blocks that a layer saw, widened to float32: sealed and open ones may be stored in different ways."""
+    plan = seen.plan
+    parts = [
+        (plan.reduced, plan.geometry),
+        (plan.far, plan.geometry),
+        *((near.table, near.geometry) for near in plan.near),
+    ]
+    buffers: list[NDArray[np.uint8]] = []
+    for table, geometry in parts:
+        for entry in table.entries:
+            raw = np.frombuffer(read_layer_block(path, entry, plan.index, seen.index), np.uint8)
+            wide = codecs.decode(raw, geometry.dtype, shape_of(geometry))
+            buffers.append(codecs.encode(wide, "float32"))
+    entries = [entry for table, _ in parts for entry in table.entries]
     count = len(entries)
-    return BlockTable(
+    whole = BlockTable(
         buffers=buffers,
         buffer=np.arange(count, dtype=np.int32),
         offset=np.zeros(count, np.int64),
@@ -119,3 +134,4 @@ def _all_blocks(path: DualPath, seen: Observation) -> BlockTable:
         row_start=np.array([0, len(seen.q)], np.int32),
         block_start=np.array([0, count], np.int32),
     )
+    return whole, msgspec.structs.replace(plan.geometry, dtype="float32")

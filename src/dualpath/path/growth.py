@@ -16,6 +16,9 @@ from typing import TYPE_CHECKING
 from dualpath.path.sequences import Block, Part, Sequence
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from dualpath.path.writer import Sealing
 
 
@@ -24,6 +27,8 @@ class Fill:
     """Rows `[row, row + count)` of the step's packed tokens go to `block` from token `offset` on.
 
     `fresh`: made by this step. `scratch`: has no slots of its own. `sealing` is set for blocks that become full.
+    `kept`: slots for a block that becomes full where sealed blocks are quantised, per layer group; empty if it will not
+    be local.
     """
 
     block: Block
@@ -33,6 +38,7 @@ class Fill:
     fresh: bool
     scratch: bool = False
     sealing: Sealing | None = None
+    kept: list[NDArray[np.int64]] = field(default_factory=list)
 
     @property
     def tokens(self) -> int:

@@ -11,7 +11,8 @@ class PathMetrics:
 
     `stall_s`: compute waited for KV or partials. `attend_s`: time inside `Step.attend`, stalls included.
     `fetched_bytes`: KV received; `wasted_bytes`: of those, never used. `written_bytes`: KV sent to nodes.
-    `peak_local_bytes`: the most KV held locally at once, hot and window together.
+    `peak_local_bytes`: the most KV held locally at once, hot and window together. `local_s`: time in the kernel, over
+    `local_bytes` of KV in local slots. `bypassed_steps`: all KV was local, so that Path B had no part in them.
     """
 
     steps: int = 0
@@ -21,6 +22,9 @@ class PathMetrics:
     wasted_bytes: int = 0
     written_bytes: int = 0
     peak_local_bytes: int = 0
+    local_s: float = 0.0
+    local_bytes: int = 0
+    bypassed_steps: int = 0
 
     def snapshot(self) -> PathMetrics:
         """Return a copy."""

@@ -2,11 +2,15 @@
 
 For each sequence the visible blocks are split at the last one that is not local:
 
-    entries of a sequence   [r r r l r | l l t]       r remote, l local, t open tail
+    entries of a sequence   [r r r l r | l l t]       r remote, l local, t open: the tail, and what the step adds
                              far ......  near ....
 
 *Far* entries are folded first, in runs, as a reader brings them; *near* ones in one call after them. So the fold is in
 token order for every scheme. A block that several sequences share is brought once and serves them all.
+
+Where nodes attend to their own blocks, those are taken out before: *reduced* entries, of each node its oldest ones.
+
+Where sealed blocks are quantised, open ones are not: then the near entries are two lists, folded one after the other.
 """
 
 from __future__ import annotations
@@ -31,13 +35,13 @@ if TYPE_CHECKING:
 
 
 def geometry_of(layout: KVLayout, group: LayerGroup) -> Geometry:
-    """Return what a kernel must know of `group`'s layer blocks."""
+    """Return what a kernel must know of `group`'s sealed layer blocks (of `layout.open`: of its open ones)."""
     return Geometry(
         kv_heads=group.kv_heads,
         head_dim=group.head_dim,
         value_dim=group.value_dim,
         block_tokens=layout.block_tokens,
-        dtype=layout.dtype,
+        dtype=layout.sealed_dtype,
         latent=group.kind is LayerKind.LATENT,
     )
 
@@ -119,16 +123,56 @@ class Table:
 
 
 @dataclass(slots=True)
+class Near:
+    """Local blocks of one kind, in slots of one class. `place[i]` are the slots of entry `i`, by layer of the group;
+    rows of scratch blocks are filled per layer."""
+
+    table: Table
+    geometry: Geometry
+    slots: SlotClass
+    place: NDArray[np.int64]
+
+    @staticmethod
+    def of(per_sequence: Sequence[list[Entry]], geometry: Geometry, slots: SlotClass, layers: int) -> Near:
+        """Take the entries of each sequence of a step."""
+        table = Table.of(per_sequence)
+        place = np.zeros((len(table.entries), layers), np.int64)
+        for row, entry in enumerate(table.entries):
+            if entry.part.local is not None:
+                place[row] = entry.part.local
+        return Near(table, geometry, slots, place)
+
+
+@dataclass(slots=True)
 class GroupPlan:
-    """A step's reading of one layer group. `first_rows[s]` is the position of sequence `s`'s first query row."""
+    """A step's reading of one layer group. `first_rows[s]` is the position of sequence `s`'s first query row.
+
+    `geometry` and `slots` are those of sealed blocks, `open_slots` those of open ones. The open entries come last in
+    `near`: with the sealed ones, or by themselves if those are quantised.
+    `reduced`: what nodes attend to, and is not read.
+    """
 
     index: int
     group: LayerGroup
     geometry: Geometry
     slots: SlotClass
+    open_slots: SlotClass
     far: Table
-    near: Table
+    near: list[Near]
     first_rows: list[int]
+    reduced: Table
+    rows: int = 0
+    """Query rows of the step."""
+
+    @property
+    def near_tokens(self) -> int:
+        """Return the tokens of all near entries."""
+        return sum(entry.tokens for near in self.near for entry in near.table.entries)
+
+
+def take_remote(entries: list[Entry]) -> tuple[list[Entry], list[Entry]]:
+    """Split one sequence's entries into those that are not local, and those that are."""
+    return [e for e in entries if e.part.local is None], [e for e in entries if e.part.local is not None]
 
 
 def split(entries: list[Entry]) -> tuple[list[Entry], list[Entry]]:

@@ -1,7 +1,8 @@
 """The thin runner around `prefetch.Prefetcher`: reads what the policy says into window slots, and waits for arrivals.
 
 All decisions are made on the compute thread. Transport threads only note arrivals. A slot whose read was given up stays
-charged against the window until the transport has let go of it (*zombie*).
+charged against the window until the transport has let go of it (*zombie*). How far ahead is read follows from what this
+file measures (`window`), and from what memory there is (`pressure`).
 """
 
 from __future__ import annotations
@@ -10,15 +11,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 
 from dualpath.errors import CapacityError
+from dualpath.host.memory import headroom_bytes
+from dualpath.path import pressure
 from dualpath.path.arena import Budget
 from dualpath.path.prefetch import Item, Prefetcher
 from dualpath.path.reader import Run, lost
-from dualpath.transport.base import Lane, Outcome
+from dualpath.path.trace import TracedPrefetcher
+from dualpath.path.window import DECODE, PREFILL, PROMPT_ROWS, PrefetchPolicy, Window
+from dualpath.transport.base import Outcome
 
 if TYPE_CHECKING:
     from dualpath.kv.layout import KVLayout
@@ -28,8 +33,9 @@ if TYPE_CHECKING:
     from dualpath.pool.client import Pool
     from dualpath.transport.base import Ticket
 
+    OnItem = Callable[[int, Outcome], None]
+
 _RUN_ENTRIES = 32  # a run frees its slots only when it is folded: short runs keep the window moving
-_READ_ITEMS = 16
 
 
 @dataclass(slots=True, eq=False)
@@ -43,6 +49,7 @@ class _Flight:
     ticket: Ticket | None = None
     index: int = -1
     outcome: Outcome | None = None
+    asked_at: float = 0.0
     attempt: int = 0  # a late arrival of an attempt that was given up must not count for the next one
 
 
@@ -50,22 +57,44 @@ class PrefetchReader:
     """Streams far layer blocks into window slots ahead of compute."""
 
     def __init__(
-        self, pool: Pool, arena: LocalArena, layout: KVLayout, metrics: PathMetrics, deadline_s: float
+        self,
+        pool: Pool,
+        arena: LocalArena,
+        layout: KVLayout,
+        metrics: PathMetrics,
+        deadline_s: float,
+        *,
+        policies: tuple[PrefetchPolicy, PrefetchPolicy] = (DECODE, PREFILL),
+        ahead: bool = True,
+        trace: IO[str] | None = None,
+        headroom: Callable[[], int | None] = headroom_bytes,
     ) -> None:
         self._pool, self._arena, self._metrics, self._deadline_s = pool, arena, metrics, deadline_s
         self._layout = layout
-        self._policy: Prefetcher[_Flight] = Prefetcher(arena.limit(Budget.WINDOW))
+        limit = arena.limit(Budget.WINDOW)
+        self._policy: Prefetcher[_Flight] = Prefetcher(limit) if trace is None else TracedPrefetcher(limit, trace)
+        self._decode, self._prefill = Window(policies[0]), Window(policies[1])
+        self._window = self._decode
+        self._ahead = ahead
+        self._headroom = headroom
+        self._budget, self._budget_at = limit, 0.0
+        self._layer_ended_at: float | None = None
+        self._stalled_s = 0.0
         self._arrival = threading.Condition()
         self._zombies: list[_Flight] = []
         self._zombie_bytes = 0
         self._signature: tuple[tuple[int, ...], ...] = ()
         self._schedule: list[Item[_Flight]] = []
         self._by_layer: dict[tuple[int, int], list[Item[_Flight] | None]] = {}
-        self._reserve = 0
+        self._reserve = self._largest = 0
+        self.watch: Callable[[int, int, int, OnItem], OnItem] | None = None  # (node, slot bytes, slots, on_item)
 
     def begin(self, plans: Sequence[GroupPlan], *, reserve: int, wrap: bool) -> None:
         """Match what is held against the step's schedule, make room for `reserve`, and start fetching."""
         self._reserve = reserve
+        self._window = self._prefill if any(plan.rows > PROMPT_ROWS for plan in plans) else self._decode
+        self._layer_ended_at = None
+        self._heed_memory()
         signature = tuple(
             tuple(entry.block.serial * (entry.part.local is None) for entry in plan.far.distinct) for plan in plans
         )
@@ -75,14 +104,18 @@ class PrefetchReader:
         self._discard(self._policy.begin(self._schedule, wrap=wrap))
         self._discard(self._policy.shrink(self._capacity()))
         self._await_room()
-        self._pump()
+        if self._ahead:
+            self._pump()
 
     def runs(self, plan: GroupPlan, layer: int) -> Iterator[Run]:
         """Yield entries as they have arrived, in token order; what has been yielded is freed at the next step of the
         iteration."""
         items = self._by_layer.get((plan.index, layer), [])
         entries = plan.far.distinct
+        before_s = self._stalled_s
         lo = 0
+        if not self._ahead:
+            self._ask(items)
         while lo < len(entries):
             self._await(items[lo])
             hi, places = lo, []
@@ -99,6 +132,11 @@ class PrefetchReader:
             yield Run(lo, hi, plan.slots.locate(np.array(places, np.int64)))
             self._consume(items[lo:hi])
             lo = hi
+            if self._ahead:
+                self._pump()
+            else:
+                self._ask(items[lo:])
+        self._note_period(sum(item.bytes for item in items if item is not None), self._stalled_s - before_s)
 
     def end(self) -> None:
         """Let go of everything, and wait until no read is in flight."""
@@ -129,9 +167,30 @@ class PrefetchReader:
                 row.append(item)
                 self._schedule.append(item)
             self._by_layer[(plan.index, index)] = row
+        self._largest = max((item.bytes for item in self._schedule), default=0)
 
     def _capacity(self) -> int:
-        return self._arena.limit(Budget.WINDOW) - self._reserve - self._zombie_bytes
+        """Return the bytes that may be in flight or waiting: the window, within what is allowed and not spoken for."""
+        budget = self._budget - self._reserve - self._zombie_bytes
+        block = self._schedule[0].bytes if self._schedule else 1
+        return self._window.bytes(budget, block)
+
+    def _heed_memory(self) -> None:
+        """Shrink the window's budget when this process's memory runs out, and give free slots' pages back."""
+        now = time.monotonic()
+        if now - self._budget_at < pressure.PERIOD_S:
+            return
+        self._budget_at = now
+        limit, held = self._arena.limit(Budget.WINDOW), self._policy.held_bytes
+        self._budget = max(self._reserve, pressure.budget_bytes(limit, held, self._headroom()))
+        if self._budget < limit:
+            self._arena.trim()
+
+    def _note_period(self, used_bytes: int, stalled_s: float) -> None:
+        now = time.perf_counter()
+        if self._layer_ended_at is not None and used_bytes:
+            self._window.computed(max(0.0, now - self._layer_ended_at - stalled_s), used_bytes)
+        self._layer_ended_at = now
 
     # --- fetching ----------------------------------------------------------------------------------------------
 
@@ -139,21 +198,38 @@ class PrefetchReader:
         if self._zombies:
             self._reap()
         self._policy.capacity = self._capacity()
+        if self._zombies and self._arena.room(Budget.WINDOW) < self._reserve + self._largest:
+            return  # the policy lets one item through in any case; `_await` waits until there is room for it
         items = self._policy.pump()
         if items:
             self._fetch(items)
 
+    def _ask(self, items: Sequence[Item[_Flight] | None]) -> None:
+        """Without prefetch: ask for what the layer at hand reads, as far as the window holds it."""
+        wanted, room = [], self._capacity() - self._policy.held_bytes
+        for item in items:
+            if item is None or item.key in self._policy.held:
+                continue
+            room -= item.bytes
+            if room < 0:
+                break
+            self._policy.need(item)
+            wanted.append(item)
+        self._fetch(wanted)
+
     def _fetch(self, items: list[Item[_Flight]]) -> None:
         by_node: dict[int, list[_Flight]] = {}
+        now = time.perf_counter()
         for item in items:
             flight = item.what
-            flight.outcome = None
+            flight.outcome, flight.asked_at = None, now
             flight.attempt += 1
             flight.slot = flight.slots.take(Budget.WINDOW)
             by_node.setdefault(flight.entry.part.node, []).append(flight)
         for number, flights in by_node.items():
-            for at in range(0, len(flights), _READ_ITEMS):
-                self._read(number, flights[at : at + _READ_ITEMS])
+            together = self._window.policy.read_items
+            for at in range(0, len(flights), together):
+                self._read(number, flights[at : at + together])
 
     def _read(self, number: int, flights: list[_Flight]) -> None:
         size = flights[0].slots.slot_bytes
@@ -161,13 +237,14 @@ class PrefetchReader:
             for flight in flights:
                 self._read(number, [flight])
             return
+        noting = self._noting(flights)
         ticket = self._pool.nodes[number].read(
             [flight.entry.part.refs[flight.layer] for flight in flights if flight.entry.part.refs is not None],
             [flight.slots.bytes_of(flight.slot) for flight in flights],
             slot_bytes=size,
-            lane=Lane.PREFETCH,
+            lane=self._window.policy.lane,
             timeout_s=self._deadline_s,
-            on_item=self._noting(flights),
+            on_item=noting if self.watch is None else self.watch(number, size, len(flights), noting),
         )
         for index, flight in enumerate(flights):
             flight.ticket, flight.index = ticket, index
@@ -175,12 +252,15 @@ class PrefetchReader:
     def _noting(self, flights: list[_Flight]) -> Callable[[int, Outcome], None]:
         arrival = self._arrival
         attempts = [flight.attempt for flight in flights]
+        window = self._window
 
         def note(index: int, outcome: Outcome) -> None:
             flight = flights[index]
             with arrival:
                 if flight.attempt == attempts[index]:
                     flight.outcome = outcome
+                    if outcome is Outcome.OK:
+                        window.arrived(time.perf_counter() - flight.asked_at)
                 arrival.notify()
 
         return note
@@ -204,7 +284,9 @@ class PrefetchReader:
             with self._arrival:
                 while flight.outcome is None and time.perf_counter() < give_up:
                     self._arrival.wait(give_up - time.perf_counter())
-            self._metrics.stall_s += time.perf_counter() - started
+            stalled_s = time.perf_counter() - started
+            self._metrics.stall_s += stalled_s
+            self._stalled_s += stalled_s
         if flight.outcome is not Outcome.OK:
             outcome = flight.outcome or Outcome.TIMEOUT
             self._policy.let_go(item.key)
@@ -220,7 +302,6 @@ class PrefetchReader:
                 flight.slots.give(Budget.WINDOW, flight.slot)
                 flight.outcome, flight.ticket = None, None
                 self._metrics.fetched_bytes += item.bytes
-        self._pump()
 
     def _discard(self, items: list[Item[_Flight]]) -> None:
         for item in items:

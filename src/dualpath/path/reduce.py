@@ -17,6 +17,7 @@ import numpy as np
 
 from dualpath.attention.base import State
 from dualpath.errors import BlockLostError, PeerError
+from dualpath.path.rates import Answers
 from dualpath.path.reader import lost
 from dualpath.transport.base import Outcome
 from dualpath.wire.failures import UnknownViewError
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from dualpath.pool.client import PendingAttend, Pool
 
     Float32 = NDArray[np.float32]
+
+
+_WAITED_S = 1e-4  # receiving a reply that is there already takes less
 
 
 @dataclass(slots=True)
@@ -58,10 +62,12 @@ class Shipment:
 
     plan: GroupPlan
     sent: list[tuple[_Share, Attend, Float32, PendingAttend]]
+    started_s: float
+    known_s: float  # of the path's counters: kernel time and stalls until then
 
 
 class Reducer:
-    """Sends queries to nodes and collects partials."""
+    """Sends queries to nodes and collects partials. `answers`: by node, what it has answered in this step so far."""
 
     def __init__(self, pool: Pool, metrics: PathMetrics, deadline_s: float) -> None:
         self._pool, self._metrics, self._deadline_s = pool, metrics, deadline_s
@@ -69,18 +75,18 @@ class Reducer:
         self._ids = itertools.count(1)
         self._shares: dict[int, list[_Share]] = {}
         self.observed: list[tuple[str, State, int]] = []
+        self.answers: dict[int, Answers] = {}
 
     def begin(self, plans: Sequence[GroupPlan], sequences: Sequence[SequenceId], rows: NDArray[np.int32]) -> None:
         """A step began: bring each node's views up to date. `rows[s]:rows[s+1]` are the query rows of sequence `s`."""
         self._shares = {}
+        self.answers = {}
         for plan in plans:
             shares: dict[int, _Share] = {}
             for s, sequence in enumerate(sequences):
-                far = plan.far.entries[plan.far.starts[s] : plan.far.starts[s + 1]]
                 by_node: dict[int, list[Entry]] = {}
-                for entry in far:
-                    if entry.part.local is None:
-                        by_node.setdefault(entry.part.node, []).append(entry)
+                for entry in plan.reduced.entries[plan.reduced.starts[s] : plan.reduced.starts[s + 1]]:
+                    by_node.setdefault(entry.part.node, []).append(entry)
                 for number, entries in by_node.items():
                     view = self._view(sequence, plan, number, entries)
                     share = shares.setdefault(number, _Share(number, [], None, []))
@@ -94,21 +100,24 @@ class Reducer:
     def start(
         self, plan: GroupPlan, layer: int, q: Float32, *, scale: float, softcap: float, debug: bool = False
     ) -> Shipment:
-        """Send the rows of `q` `[T, query_heads, head_dim]` to every node that holds far blocks of this group."""
-        sent = []
+        """Send the rows of `q` `[T, query_heads, head_dim]` to every node that reduces blocks of this group."""
+        started, known, sent = time.perf_counter(), self._metrics.local_s + self._metrics.stall_s, []
         for share in self._shares[plan.index]:
             assert share.rows is not None
             part = q if len(share.rows) == len(q) else np.ascontiguousarray(q[share.rows])
             message = Attend(layer, q.shape[1], scale, softcap, plan.group.window, debug, share.queries)
             sent.append((share, message, part, self._send(share, message, part)))
-        return Shipment(plan, sent)
+        return Shipment(plan, sent, started, known)
 
     def collect(self, shipment: Shipment, rows: int) -> list[Partial]:
         """Return the partials, each over all `rows` query rows, in node order. Raises `BlockLostError`."""
         started = time.perf_counter()
+        known = self._metrics.local_s + self._metrics.stall_s - shipment.known_s
+        beside = started - shipment.started_s - known  # this host's work meanwhile that is neither
         partials: list[Partial] = []
         self.observed.clear()
         for share, message, part, pending in shipment.sent:
+            asked = time.perf_counter()
             try:
                 reply = pending.result()
             except UnknownViewError:  # the connection was lost since the views were made
@@ -119,6 +128,7 @@ class Reducer:
             for entries, outcome in zip(share.entries, reply.outcomes, strict=True):
                 if outcome is not Outcome.OK:
                     raise lost(entries[0], self._pool.nodes[share.node], outcome, None)
+            self._note(shipment, share, reply.compute_s, asked, beside)
             partials.append(_spread(reply.out, reply.lse, share.rows, rows))
             if reply.max is not None and reply.exp_sum is not None:
                 acc = reply.out * reply.exp_sum[..., None]
@@ -138,6 +148,22 @@ class Reducer:
         """The sequence is gone: drop its views."""
         for key in [key for key in self._views if key[0] == sequence]:
             self._release(self._views.pop(key))
+
+    def _note(self, shipment: Shipment, share: _Share, compute_s: float, asked: float, beside_s: float) -> None:
+        """Add up what this answer tells of the node's speed. Not waited for, it only bounds the round trip.
+
+        `beside_s` counts as compute outside attention, behind which that much of a round trip is hidden already.
+        """
+        now = time.perf_counter()
+        sent = shipment.started_s + beside_s
+        answers = self.answers.setdefault(share.node, Answers())
+        answers.near_bytes += shipment.plan.slots.slot_bytes * sum(len(entries) for entries in share.entries)
+        answers.near_s += compute_s or now - sent
+        if now - asked > _WAITED_S:
+            answers.trips += 1
+            answers.trips_s += max(0.0, now - sent - compute_s)
+        else:
+            answers.bound_s = min(answers.bound_s, max(0.0, asked - sent - compute_s))
 
     def _send(self, share: _Share, message: Attend, q: Float32) -> PendingAttend:
         return self._pool.nodes[share.node].start_attend(message, q, timeout_s=self._deadline_s)

@@ -4,10 +4,10 @@
     for each layer:  out = step.attend(layer, q, k, v, scale=…)
     step.commit()      or      step.abort()
 
-`attend` on one layer: (1) where nodes reduce far blocks, queries go to them; (2) k and v go to their slots; (3) far
-blocks are folded as a reader brings them, then the near ones, and what nodes answer is merged; (4) blocks that became
-full are written to their node. After an error the step must be aborted; the sequences are then as before it, whatever
-happened.
+`attend` on one layer: (1) queries go to the nodes that reduce blocks of theirs; (2) k and v go to their slots; (3) far
+blocks are folded as a reader brings them, then the near ones, and what the nodes answer is merged; (4) blocks that
+became full are written to their node, quantised if sealed blocks are. After an error the step must be aborted; the
+sequences are then as before it, whatever happened.
 """
 
 from __future__ import annotations
@@ -20,16 +20,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dualpath import attention
-from dualpath.attention.base import State
+from dualpath.attention.base import Geometry, State
+from dualpath.attention.storage import layer_block_bytes
 from dualpath.errors import UsageError
 from dualpath.kv.layout import LayerKind
 from dualpath.path.arena import Budget
-from dualpath.path.plan import Entry, GroupPlan, Table, geometry_of, split
+from dualpath.path.encoder import Encoder
+from dualpath.path.plan import Entry, GroupPlan, Near, Table, geometry_of, split
 from dualpath.path.sequences import visible
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from dualpath.attention.base import Partial
     from dualpath.kv.layout import LayerGroup
     from dualpath.path.dualpath import DualPath
     from dualpath.path.growth import Fill, Growth
@@ -81,9 +84,9 @@ class Step:
         self._fills = [fill for growth in growths for fill in growth.fills]
         self._scratch = [fill for fill in self._fills if fill.scratch]
         self._sealed = [fill for fill in self._fills if fill.sealing is not None]
+        self._encoder = Encoder(growths, layout)
         self._plans = [self._plan(index) for index in range(len(layout.groups))]
         self._where = {layer: (plan, i) for plan in self._plans for i, layer in enumerate(plan.group.layers)}
-        self._near = [self._near_slots(plan) for plan in self._plans]
         self._dtype = STORED[layout.dtype]
         self._open = True
         self._shapes = [
@@ -95,12 +98,15 @@ class Step:
     def start(self) -> None:
         """Tell readers and nodes what is to come. Part of `DualPath.begin`."""
         path = self._path
-        reserve = len(self._scratch) * max(plan.slots.slot_bytes for plan in self._plans)
+        reserve = max(self._scratch_bytes(plan) for plan in self._plans)
         reduced = [plan for plan in self._plans if self._reduces(plan.group)]
-        fetched = [plan for plan in self._plans if not self._reduces(plan.group)]
         if path.reducer is not None:
             path.reducer.begin(reduced, [growth.sequence.id for growth in self._growths], self._row_start)
-        path.reader.begin(fetched, reserve=reserve, wrap=path.reducer is None)
+        wrap = path.reducer is None
+        if path.auto is not None:
+            path.auto.started(reduced, self.rows, max(growth.count for growth in self._growths))
+            wrap = self.reducing and path.auto.wraps
+        path.reader.begin(self._plans, reserve=reserve, wrap=wrap)
 
     def attend(
         self,
@@ -122,24 +128,23 @@ class Step:
         """
         started = time.perf_counter()
         plan, index = self._check(layer, q, k, v)
-        scratch = self._take_scratch(plan)
+        scratch = plan.open_slots.allocate(Budget.WINDOW, len(self._scratch))
         try:
             shipment = self._ship(plan, index, q, scale, softcap)
             self._store(plan, index, k, v, scratch)
-            if shipment is not None:
-                out = self._reduce(shipment, index, q, scratch, scale, softcap, sinks)
-            else:
-                state = State.empty(self.rows, plan.group.query_heads, plan.group.value_dim)
-                for run in self._path.reader.runs(plan, index):
-                    table = plan.far.run(run.lo, run.hi, self._path.arena.buffers, run.places, self._row_start)
-                    self._fold(state, q, plan, table, scale, softcap)
-                self._fold_near(state, q, plan, index, scratch, scale, softcap)
-                out = attention.finish(state, sinks)[0]
-                if self.observer is not None:
-                    self.observer(Observation(layer, plan, index, q, scale, softcap, sinks, [("here", state, 0)], out))
+            state = State.empty(self.rows, plan.group.query_heads, plan.group.value_dim)
+            for run in self._path.reader.runs(plan, index):
+                table = plan.far.run(run.lo, run.hi, self._path.arena.buffers, run.places, self._row_start)
+                self._fold(state, q, plan, table, scale, softcap)
+            self._fold_near(state, q, plan, index, scratch, scale, softcap)
+            parts = [*self._collect(shipment), state]
+            out = attention.join(parts, sinks)[0] if len(parts) > 1 else attention.finish(state, sinks)[0]
+            if self.observer is not None:
+                seen = self._partials(plan, state)
+                self.observer(Observation(layer, plan, index, q, scale, softcap, sinks, seen, out))
             self._write(plan, index, scratch)
         finally:
-            plan.slots.free(Budget.WINDOW, scratch)
+            plan.open_slots.free(Budget.WINDOW, scratch)
         self._path.metrics.attend_s += time.perf_counter() - started
         return out
 
@@ -160,32 +165,39 @@ class Step:
     def _plan(self, index: int) -> GroupPlan:
         layout, path = self._path.layout, self._path
         group = layout.groups[index]
+        reduced: list[list[Entry]] = []
         far: list[list[Entry]] = []
         near: list[list[Entry]] = []
+        fresh: list[list[Entry]] = []
         for growth in self._growths:
             entries = [
                 Entry(block, block.parts[index], block.length)
                 for block in growth.sequence.blocks
                 if block.id is not None and visible(block, group, growth.start)
             ]
-            if self._reduces(group):
-                a = [entry for entry in entries if entry.part.local is None]
-                b = [entry for entry in entries if entry.part.local is not None]
-            else:
-                a, b = split(entries)
+            taken, rest = path.divide(entries) if self._reduces(group) else ([], entries)
+            a, b = split(rest)
+            reduced.append(taken)
             far.append(a)
-            near.append(b + [Entry(fill.block, fill.block.parts[index], fill.tokens) for fill in growth.fills])
+            near.append(b)
+            fresh.append([Entry(fill.block, fill.block.parts[index], fill.tokens) for fill in growth.fills])
         slots = path.arena.slots(layout.layer_block_bytes(group))
+        open_slots = path.arena.slots(layout.open.layer_block_bytes(group))
+        geometry, layers = geometry_of(layout, group), len(group.layers)
+        if layout.kv_dtype:
+            both = [
+                Near.of(near, geometry, slots, layers),
+                Near.of(fresh, geometry_of(layout.open, group), open_slots, layers),
+            ]
+        else:
+            both = [Near.of([a + b for a, b in zip(near, fresh, strict=True)], geometry, slots, layers)]
         starts = [growth.start for growth in self._growths]
-        return GroupPlan(index, group, geometry_of(layout, group), slots, Table.of(far), Table.of(near), starts)
+        tables = Table.of(far), both, starts, Table.of(reduced)
+        return GroupPlan(index, group, geometry, slots, open_slots, *tables, self.rows)
 
-    def _near_slots(self, plan: GroupPlan) -> NDArray[np.int64]:
-        """Return the slots of the near entries, `[entries, layers]`; rows of scratch blocks are filled per layer."""
-        table = np.zeros((len(plan.near.entries), len(plan.group.layers)), np.int64)
-        for row, entry in enumerate(plan.near.entries):
-            if entry.part.local is not None:
-                table[row] = entry.part.local
-        return table
+    def _scratch_bytes(self, plan: GroupPlan) -> int:
+        """Return the bytes of the window that one layer of this step needs for itself."""
+        return len(self._scratch) * plan.open_slots.slot_bytes + self._encoder.homeless * plan.slots.slot_bytes
 
     def _reduces(self, group: LayerGroup) -> bool:
         # a sliding window is short: its far blocks, if any, are cheaper to fetch than to keep as views
@@ -214,9 +226,6 @@ class Step:
 
     # --- one layer ---------------------------------------------------------------------------------------------
 
-    def _take_scratch(self, plan: GroupPlan) -> NDArray[np.int64]:
-        return plan.slots.allocate(Budget.WINDOW, len(self._scratch))
-
     def _store(self, plan: GroupPlan, index: int, k: Array, v: Array | None, scratch: NDArray[np.int64]) -> None:
         group, shape, used = plan.group, self._shapes[plan.index], 0
         for fill in self._fills:
@@ -226,7 +235,7 @@ class Step:
                 local = fill.block.parts[plan.index].local
                 assert local is not None
                 slot = int(local[index])
-            where = plan.slots.array(slot, self._dtype, shape)
+            where = plan.open_slots.array(slot, self._dtype, shape)
             span, rows = slice(fill.offset, fill.tokens), slice(fill.row, fill.row + fill.count)
             if v is None or group.kind is LayerKind.LATENT:
                 where[:, span] = k[rows].swapaxes(0, 1)
@@ -235,19 +244,31 @@ class Step:
                 where[:, 1, span] = v[rows].swapaxes(0, 1)
 
     def _fold(
-        self, state: State, q: Float32, plan: GroupPlan, table: attention.BlockTable, scale: float, softcap: float
+        self,
+        state: State,
+        q: Float32,
+        plan: GroupPlan,
+        table: attention.BlockTable,
+        scale: float,
+        softcap: float,
+        geometry: Geometry | None = None,
     ) -> None:
+        geometry = geometry or plan.geometry
+        started = time.perf_counter()
         attention.attend(
             state,
             q,
             self._row_position,
             table,
-            plan.geometry,
+            geometry,
             scale=scale,
             softcap=softcap,
             window=plan.group.window,
             threads=1 if self._alone(table, plan) else self._path.config.threads,
         )
+        metrics = self._path.metrics
+        metrics.local_s += time.perf_counter() - started
+        metrics.local_bytes += int(table.tokens.sum()) * (layer_block_bytes(geometry) // geometry.block_tokens)
 
     def _alone(self, table: attention.BlockTable, plan: GroupPlan) -> bool:
         """Whether one thread does this fold: while nodes compute, waking a second one for little gains nothing."""
@@ -263,61 +284,56 @@ class Step:
         scale: float,
         softcap: float,
     ) -> None:
-        slots = self._near[plan.index][:, index]
-        if len(scratch):
-            slots = slots.copy()
-            rows = {id(fill.block): slot for fill, slot in zip(self._scratch, scratch, strict=True)}
-            for row, entry in enumerate(plan.near.entries):
-                if id(entry.block) in rows:
-                    slots[row] = rows[id(entry.block)]
-        places = plan.slots.locate(slots)
-        table = plan.near.whole(self._path.arena.buffers, places, self._row_start)
-        self._fold(state, q, plan, table, scale, softcap)
+        rows = {id(fill.block): slot for fill, slot in zip(self._scratch, scratch, strict=True)}
+        for near in plan.near:
+            slots = near.place[:, index]
+            if rows and near is plan.near[-1]:
+                slots = slots.copy()
+                for row, entry in enumerate(near.table.entries):
+                    if id(entry.block) in rows:
+                        slots[row] = rows[id(entry.block)]
+            if not len(slots):
+                continue
+            table = near.table.whole(self._path.arena.buffers, near.slots.locate(slots), self._row_start)
+            self._fold(state, q, plan, table, scale, softcap, near.geometry)
 
     def _ship(self, plan: GroupPlan, index: int, q: Float32, scale: float, softcap: float) -> Shipment | None:
-        """Where nodes reduce: send them `q`, before anything is done here that can be done meanwhile."""
+        """Send `q` to the nodes that attend to blocks of theirs. First of all: what is done here is done meanwhile."""
         reducer = self._path.reducer
-        if reducer is None or not self._reduces(plan.group):
+        if reducer is None or not plan.reduced.entries:
             return None
         return reducer.start(plan, index, q, scale=scale, softcap=softcap, debug=self.observer is not None)
 
-    def _reduce(
-        self,
-        shipment: Shipment,
-        index: int,
-        q: Float32,
-        scratch: NDArray[np.int64],
-        scale: float,
-        softcap: float,
-        sinks: Float32 | None,
-    ) -> Float32:
+    def _collect(self, shipment: Shipment | None) -> list[State | Partial]:
+        """Return the partials of all nodes that were asked, in node order."""
         reducer = self._path.reducer
-        assert reducer is not None
-        plan = shipment.plan
-        near = State.empty(self.rows, plan.group.query_heads, plan.group.value_dim)
-        self._fold_near(near, q, plan, index, scratch, scale, softcap)
-        far = reducer.collect(shipment, self.rows)
-        out = attention.join([*far, near], sinks)[0]
-        if self.observer is not None:
-            seen = [*reducer.observed, ("here", near, sum(entry.tokens for entry in plan.near.entries))]
-            layer = plan.group.layers[index]
-            self.observer(Observation(layer, plan, index, q, scale, softcap, sinks, seen, out))
-        return out
+        if reducer is None or shipment is None:
+            return []
+        return list(reducer.collect(shipment, self.rows))
+
+    def _partials(self, plan: GroupPlan, state: State) -> list[tuple[str, State, int]]:
+        """Return what an observer sees of a layer: the nodes' partials, and what was folded here."""
+        reducer = self._path.reducer
+        remote = reducer.observed if reducer is not None and plan.reduced.entries else []
+        tokens = sum(entry.tokens for entry in plan.far.entries) + plan.near_tokens
+        return [*remote, ("here", state, tokens)]
 
     def _write(self, plan: GroupPlan, index: int, scratch: NDArray[np.int64]) -> None:
-        writer = self._path.writer
-        full = self._sealed if self.capture is None else self._fills
+        full = self._encoder.fills or (self._sealed if self.capture is None else self._fills)
         if not full:
             return
         slots = {id(fill): int(slot) for fill, slot in zip(self._scratch, scratch, strict=True)}
-        sources, sealings = [], []
         for fill in full:
             local = fill.block.parts[plan.index].local
-            slot = slots[id(fill)] if local is None else int(local[index])
-            if self.capture is not None:
-                self.capture(plan.group.layers[index], fill, plan.slots.bytes_of(slot))
-            if fill.sealing is not None:
-                sources.append(plan.slots.bytes_of(slot))
-                sealings.append(fill.sealing)
-        if writer is not None and sealings:
-            writer.write(sealings, plan.index, index, sources)
+            if local is not None:
+                slots[id(fill)] = int(local[index])
+        sources = [plan.open_slots.bytes_of(slots[id(fill)]) for fill in full]
+        with self._encoder.encoded(plan, index, sources) as stored:
+            for fill, data in zip(full, stored, strict=True):
+                if self.capture is not None:
+                    self.capture(plan.group.layers[index], fill, data)
+            there = [(fill.sealing, data) for fill, data in zip(full, stored, strict=True) if fill.sealing is not None]
+            if self._path.writer is not None and there:
+                self._path.writer.write(
+                    [sealing for sealing, _ in there], plan.index, index, [data for _, data in there]
+                )

@@ -110,6 +110,25 @@ class Writer:
             self._kept[(sealing.node, sealing.id)] += 1
         self._publisher.sealed((sealing.node, sealing.id) for sealing in sealings)
 
+    def keep(self, blocks: Sequence[tuple[int, BlockId]]) -> None:
+        """Own `(node, id)` blocks that are sealed already: pin them. Raises `BlockLostError`, `PeerError`; then none
+        is owned."""
+        keys: dict[int, list[BlockKey]] = {}
+        for number, id in blocks:
+            keys.setdefault(number, []).extend(BlockKey(id, group) for group in range(len(self._layout.groups)))
+        pinned: list[int] = []
+        try:
+            for number, some in keys.items():
+                node = self._pool.nodes[number]
+                pinned.append(number)
+                if any(outcome is not Outcome.OK for outcome in node.commit(some)):
+                    raise BlockLostError(f"node {node.name} gave up a block of the prefix meanwhile", node=node.name)
+        except BaseException:
+            for number in pinned:
+                self._pool.nodes[number].drop(keys[number])
+            raise
+        self._kept.update(blocks)
+
     def abort(self, sealings: Sequence[Sealing]) -> None:
         """Give prepared room back; a node that cannot be reached frees it by itself."""
         for number, keys in self._keys(sealings).items():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from dualpath.cost.bandwidth import pcie_bytes_per_s
 from dualpath.errors import UsageError
 from dualpath.plan.catalogue import entry
 
@@ -19,17 +20,6 @@ _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGTkmgt]i?|)(b|bit|bits|B|)(/s|ps|)")
 _SCALE = {"": 1, **{letter: 1000**power for power, letter in enumerate("KMGT", start=1)}}
 _SCALE |= {f"{letter}i": 1024**power for power, letter in enumerate("KMGT", start=1)}
 _PORTS = re.compile(r"(?:(\d+)\s*[xX]\s*)?(\S.*)")
-
-# GT/s of one lane, and the share of it that carries data: PCI Express Base Specification, 8b/10b up to generation 2,
-# 128b/130b from 3 to 5, and 242 of 256 bytes of a flit in 6.
-_PCIE = {
-    1: (2.5, 8 / 10),
-    2: (5, 8 / 10),
-    3: (8, 128 / 130),
-    4: (16, 128 / 130),
-    5: (32, 128 / 130),
-    6: (64, 242 / 256),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,17 +76,6 @@ class NicSpec:
         if self.pcie_generation:
             limits.append(pcie_bytes_per_s(self.pcie_generation, self.pcie_lanes))
         return min(limits)
-
-
-def pcie_bytes_per_s(generation: int, lanes: int) -> float:
-    """Return the bytes per second of a PCIe link in one direction, after line coding and before packet headers.
-
-    Generation 3 x4 is 3.94 GB/s. Raises `UsageError` for a generation or a width that does not exist.
-    """
-    if generation not in _PCIE or lanes not in (1, 2, 4, 8, 16, 32):
-        raise UsageError(f"PCIe generation {generation} with {lanes} lanes?", hint="generations 1 to 6, 1 to 32 lanes")
-    gigatransfers, share = _PCIE[generation]
-    return gigatransfers * 1e9 * share / 8 * lanes
 
 
 def parse_rate(text: str) -> float:

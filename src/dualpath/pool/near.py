@@ -8,6 +8,7 @@ reply      out and lse of all rows                rows of a query that is not OK
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -51,20 +52,22 @@ def answer(
     # Whatever can be done before the kernel runs is done before: the blocks push all else out of the cache.
     out = np.empty((rows, request.query_heads, geometry.value_dim), np.float32)
     lse = np.empty((rows, request.query_heads), np.float32)
-    reply = Reply(Partials([Outcome.OK] * len(asked)), [memoryview(out).cast("B"), memoryview(lse).cast("B")])
+    parts = [memoryview(out).cast("B"), memoryview(lse).cast("B")]
+    positions, table = _positions(asked), _block_table(asked, buffer)
+    started = time.perf_counter()
     attention.partial(
         out,
         lse,
         queries,
-        _positions(asked),
-        _block_table(asked, buffer),
+        positions,
+        table,
         geometry,
         scale=request.scale,
         softcap=request.softcap,
         window=window,
         threads=threads,
     )
-    return reply
+    return Reply(Partials([Outcome.OK] * len(asked), time.perf_counter() - started), parts)
 
 
 def _partly(
@@ -81,6 +84,7 @@ def _partly(
     good = [(query, table) for query, table in zip(request.queries, tables, strict=True) if table is not None]
     rows = np.repeat([table is not None for table in tables], [query.rows for query in request.queries])
     state = attention.State.empty(int(rows.sum()), request.query_heads, geometry.value_dim)
+    started = time.perf_counter()
     if good:
         attention.attend(
             state,
@@ -93,11 +97,12 @@ def _partly(
             window=request.window,
             threads=threads,
         )
+    compute_s = time.perf_counter() - started
     arrays = [*attention.finish(state)] + ([state.max, state.exp_sum] if request.debug else [])
     empty = [0.0, -np.inf, -np.inf, 0.0]
     full = [_spread(array, rows, value) for array, value in zip(arrays, empty, strict=False)]
     outcomes = [Outcome.LOST if table is None else Outcome.OK for table in tables]
-    return Reply(Partials(outcomes), [memoryview(array).cast("B") for array in full])
+    return Reply(Partials(outcomes, compute_s), [memoryview(array).cast("B") for array in full])
 
 
 def _check(request: Attend, payload: memoryview, views: Mapping[int, View]) -> tuple[Geometry, int]:

@@ -65,7 +65,7 @@ class NodePartials:
     """A node's answer to one `Attend`: views into the received bytes, read-only, in the order of the request's rows.
 
     `outcomes` per view query; `out` float32 `[rows, query_heads, value_dim]`, `lse` float32 `[rows, query_heads]`; with
-    `debug` in the request also `max` and `exp_sum`, like `lse`.
+    `debug` in the request also `max` and `exp_sum`, like `lse`. `compute_s`: what the node's kernel took; 0: not told.
     """
 
     outcomes: Sequence[Outcome]
@@ -73,6 +73,7 @@ class NodePartials:
     lse: NDArray[np.float32]
     max: NDArray[np.float32] | None = None
     exp_sum: NDArray[np.float32] | None = None
+    compute_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -195,11 +196,11 @@ class PoolNode:
     def start_read_by_call(
         self, refs: Sequence[SlotRef], into: Destination, slot_bytes: int, *, timeout_s: float
     ) -> PendingRead:
-        """Read slots as an ordinary request, on the connection that carries control messages too.
+        """Read slots as an ordinary request, on the connection that carries control messages too (lane BULK).
 
         What a transport without a data path of its own does. See `transport.Peer.start` for `into`.
         """
-        pending = self.peer.start(Read(slot_bytes, list(refs)), lane=Lane.REALTIME, timeout_s=timeout_s, into=into)
+        pending = self.peer.start(Read(slot_bytes, list(refs)), lane=Lane.BULK, timeout_s=timeout_s, into=into)
         return PendingRead(self.name, len(refs), pending)
 
     def cancel(self, ticket: Ticket) -> None:
@@ -257,9 +258,9 @@ class PoolNode:
 
     # --- the node itself -------------------------------------------------------------------------------------
 
-    def ping(self, timeout_s: float | None = None) -> None:
+    def ping(self, timeout_s: float | None = None, *, lane: Lane = Lane.REALTIME) -> None:
         """Return if the node answers, else raise a `PeerError`."""
-        self._call(Ping(), Done, Lane.REALTIME, timeout_s)
+        self._call(Ping(), Done, lane, timeout_s)
 
     def stats(self) -> dict[str, float]:
         """Return the node's counters and gauges."""
@@ -309,4 +310,5 @@ def _partials(request: Attend, reply: Partials, payload: memoryview, node: str) 
     shape = (rows, request.query_heads)
     out = np.ndarray((*shape, values // scalars), np.float32, payload)
     rest = [np.ndarray(shape, np.float32, payload, 4 * (values + n * scalars)) for n in range(extra)]
-    return NodePartials(reply.outcomes, out, *rest)
+    largest, exp_sum = rest[1:] if request.debug else (None, None)
+    return NodePartials(reply.outcomes, out, rest[0], largest, exp_sum, reply.compute_s)

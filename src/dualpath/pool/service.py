@@ -93,7 +93,7 @@ class PoolService:
         if answer is None:
             raise UsageError(f"{name} is not a request to a pool node")
         started, received = time.perf_counter(), payload.nbytes
-        if isinstance(message, Write) and self._client(session).landing is not None:
+        if self._client(session).landing is not None and isinstance(message, Write):
             received = message.slot_bytes * len(message.refs)
         try:
             reply = answer(session, message, payload)
@@ -141,7 +141,8 @@ class PoolService:
         """Return all counters and gauges by name."""
         with self._lock:
             self._store.tick()
-            return {**self._store.gauges(), "views": self._views, **self.meter.counters()}
+            own = {"views": self._views, "cpu_seconds_total": time.process_time()}
+            return {**self._store.gauges(), **own, **self.meter.counters()}
 
     def close(self) -> None:
         """Let go of the memory. No request may follow."""

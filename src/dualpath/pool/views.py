@@ -9,14 +9,13 @@ the context. A block that is not at this node leaves a hole; an `Attend` that wo
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dualpath.attention import BlockTable
 from dualpath.errors import UsageError
-from dualpath.kv import DTYPE_BYTES
+from dualpath.kv import DTYPE_BYTES, Parts
 from dualpath.pool.blocks import Block
 from dualpath.wire.messages import Geometry, Outcome, ViewBlock
 
@@ -40,7 +39,7 @@ def slot_bytes(geometry: Geometry) -> int:
     elif geometry.value_dim != geometry.head_dim:
         raise UsageError(f"keys and values must be equally wide: {geometry}")
     streams = 1 if geometry.latent else 2
-    return math.prod(sizes[:2]) * sizes[3] * streams * DTYPE_BYTES[geometry.dtype]
+    return Parts.of(geometry.kv_heads * streams, geometry.block_tokens, geometry.head_dim, geometry.dtype).bytes
 
 
 @dataclass(slots=True, eq=False)

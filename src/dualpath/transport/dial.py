@@ -8,15 +8,12 @@ import time
 from dataclasses import dataclass
 
 from dualpath.errors import AuthError, DeadlineError, ProtocolError, UnreachableError
+from dualpath.host.lanes import LANES
 from dualpath.transport.stream import Stream
 from dualpath.wire.auth import ClientHandshake
 from dualpath.wire.failures import error_of
 from dualpath.wire.frames import HANDSHAKE_LIMITS, Limits
 from dualpath.wire.messages import Failure, Lane, Message, Proof, Welcome
-
-# DSCP in the upper six bits: EF, AF11, CS1 (lower effort). Hosts and switches that shape by DSCP see the lanes.
-_TOS = {Lane.REALTIME: 46 << 2, Lane.PREFETCH: 10 << 2, Lane.BULK: 8 << 2}
-_PRIORITY = {Lane.REALTIME: 6, Lane.PREFETCH: 2, Lane.BULK: 1}
 
 # Unacknowledged data for this long means that the host is gone. The kernel counts a closed receive window too, and a
 # node that computes may leave a large request waiting: only connections that carry small requests use the short one.
@@ -97,11 +94,12 @@ def tune(sock: socket.socket, lane: Lane | None = None) -> None:
         sock.setsockopt(tcp, option, value)
     if lane is not None:
         with contextlib.suppress(OSError):  # a hint; some systems refuse it
+            marks = LANES[lane.name.lower()]
             if sock.family == socket.AF_INET6:
-                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_TCLASS, _TOS[lane])
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_TCLASS, marks.tos)
             else:
-                sock.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, _TOS[lane])
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, _PRIORITY[lane])
+                sock.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, marks.tos)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, marks.so_priority)
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 _Peer = TypeVar("_Peer", bound="StreamPeer")  # `typing.Self` needs Python 3.11
 WRITE_BYTES = 4 << 20
 RAIL_CONNECT_TIMEOUT_S = 0.5  # where there is another rail to try
-DEFAULT_CONNECTIONS = {Lane.REALTIME: 1, Lane.PREFETCH: 2, Lane.BULK: 1}
+DEFAULT_CONNECTIONS = {Lane.REALTIME: 1, Lane.PREFETCH: 2, Lane.BULK: 2}
 
 
 class StreamPeer:

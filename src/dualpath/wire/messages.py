@@ -254,10 +254,11 @@ class Partials(Message, frozen=True):
     """Per view query its outcome. Payload: out float32 `[rows, query_heads, value_dim]`, then lse float32
     `[rows, query_heads]`; with `debug` in the request two more arrays like lse follow: max, and exp-sum.
 
-    Rows of a query that is not `OK` are `(0, -inf)`.
+    Rows of a query that is not `OK` are `(0, -inf)`. `compute_s`: seconds that the node's kernel took; 0: not told.
     """
 
     outcomes: list[Outcome]
+    compute_s: float = 0.0
 
 
 class Map(Message, frozen=True):

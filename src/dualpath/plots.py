@@ -1,4 +1,4 @@
-"""Two kinds of plot as inline SVG: lines over the run, and horizontal bars. Pure; colours are CSS values.
+"""Plots as inline SVG: lines over a run, curves on logarithmic axes, horizontal bars. Pure; colours are CSS values.
 
 Everything is in a coordinate system 960 wide; the page scales it.
 """
@@ -63,6 +63,58 @@ def lines(series: Sequence[Series], *, x_label: str) -> tuple[str, bool]:
     return _svg(height, parts, "time per token over the run"), cut
 
 
+@dataclass(frozen=True)
+class Curve:
+    """One curve: points (x, y), both above 0."""
+
+    name: str
+    colour: str
+    points: tuple[tuple[float, float], ...]
+
+
+def curves(
+    shown: Sequence[Curve],
+    *,
+    form_x: Callable[[float], str],
+    form_y: Callable[[float], str],
+    level: tuple[str, float] | None = None,
+) -> str:
+    """Return curves on logarithmic axes, each x of a point marked; `level` is a dashed line across with its name."""
+    left, right, top, bottom, height = 72, 16, 10, 30, 360
+    xs = sorted({x for one in shown for x, _ in one.points})
+    ys = [y for one in shown for _, y in one.points] + ([level[1]] if level else [])
+    if not xs:
+        return _svg(height, [], "curves")
+    decades = range(math.floor(math.log10(min(ys))), math.ceil(math.log10(max(ys)) + 1e-9) + 1)
+    low, high = float(decades[0]), float(decades[-1])
+
+    def place(value: float, first: float, last: float) -> float:
+        return (math.log10(value) - first) / (last - first) if last > first else 0.5
+
+    def x(value: float) -> float:
+        return left + (_WIDTH - left - right) * place(value, math.log10(xs[0]), math.log10(xs[-1]))
+
+    def y(value: float) -> float:
+        return top + (height - top - bottom) * (1 - place(value, low, high))
+
+    parts = [_grid_line(left, _WIDTH - right, y(10.0**power), form_y(10.0**power)) for power in decades]
+    parts += [f'<text x="{x(at):.1f}" y="{height - 8}" text-anchor="middle">{escape(form_x(at))}</text>' for at in xs]
+    if level:
+        name, at = level
+        parts.append(
+            f'<line x1="{left}" x2="{_WIDTH - right}" y1="{y(at):.1f}" y2="{y(at):.1f}" '
+            'style="stroke:var(--ink);stroke-dasharray:5 4"/>'
+            f'<text class="name" x="{left + 6}" y="{y(at) - 5:.1f}">{escape(name)}</text>'
+        )
+    for one in shown:
+        points = " ".join(f"{x(at):.1f},{y(value):.1f}" for at, value in one.points)
+        parts.append(
+            f'<polyline class="line" style="stroke:{one.colour}" points="{points}">'
+            f"<title>{escape(one.name)}</title></polyline>"
+        )
+    return _svg(height, parts, "curves")
+
+
 def _grid_line(x1: float, x2: float, y: float, label: str) -> str:
     return (
         f'<line class="grid" x1="{x1}" x2="{x2}" y1="{y:.1f}" y2="{y:.1f}"/>'
@@ -83,9 +135,14 @@ def _thin(values: Sequence[float]) -> list[tuple[float, float]]:
     return found
 
 
-def bars(rows: Sequence[tuple[str, str, Sequence[tuple[str, float]]]], *, form: Callable[[float], str]) -> str:
-    """Return horizontal bars: per row a name, a colour and one or more (label, value); later values are paler."""
-    left, right, thick, gap = 96, 120, 16, 12
+def bars(
+    rows: Sequence[tuple[str, str, Sequence[tuple[str, float]]]], *, form: Callable[[float], str], left: int = 96
+) -> str:
+    """Return horizontal bars: per row a name, a colour and one or more (label, value); later values are paler.
+
+    `left` is the room for names.
+    """
+    right, thick, gap = 120, 16, 12
     values = [value for _, _, entries in rows for _, value in entries if math.isfinite(value)]
     highest = max(values, default=0.0) or 1.0
     parts, y = [], 6.0

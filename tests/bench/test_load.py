@@ -1,0 +1,91 @@
+"""Many sequences at once: every variant gives the same tokens, and rows are what was measured."""
+
+from __future__ import annotations
+
+import json
+import socket
+
+import pytest
+
+from dualpath.bench.foreign import bursts, send_bursts
+from dualpath.bench.load import VARIANTS, LoadConfig
+from dualpath.bench.load_rows import Served, load_row
+from dualpath.cli import main
+from dualpath.errors import UsageError
+
+
+def served(**changes: object) -> Served:
+    values: dict[str, object] = {
+        "ttft_s": 0.5, "step_s": [0.1] * 99 + [1.0], "wall_s": 10.0, "cpu_s": 5.0, "wire_bytes": 1010, "stall_s": 1.0,
+        "wasted_bytes": 3, "peak_local_kv_bytes": 7, "control_s": [0.001, 0.003], "control_failed": 1,
+        "tokens": [[1, 2]], "rail_bytes": [5, 6],
+    }  # fmt: skip
+    return Served(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def test_a_row_is_over_all_rounds() -> None:
+    row = load_row("dual", [served(), served(peak_local_kv_bytes=9)], [served(), served()], concurrency=4)
+    assert row["requests_per_s"] == pytest.approx(8 / 20)
+    assert row["tokens_per_s"] == pytest.approx(4 * 200 / (2 * 10.9))
+    assert row["tpot_ms_mean"] == pytest.approx(109)
+    assert row["tpot_ms_p50"] == pytest.approx(100)
+    assert row["tpot_ms_p99"] > 100
+    assert row["tpot_samples"] == 800
+    assert row["cpu_s_per_request"] == pytest.approx(10 / 8)
+    assert row["stall_ms_per_step"] == pytest.approx(10)
+    assert row["wire_bytes_per_step"] == pytest.approx(2020 / 202)
+    assert (row["wasted_bytes"], row["peak_local_kv_bytes"], row["control_failed"]) == (6, 9, 2)
+    assert row["rail_bytes"] == [10, 12]
+    assert row["control_ms_p50"] == pytest.approx(2)
+    assert row["identical"]
+
+
+def test_other_tokens_are_noticed() -> None:
+    assert not load_row("x", [served(tokens=[[1, 3]])], [served()], concurrency=1)["identical"]
+
+
+def test_no_control_messages() -> None:
+    assert load_row("x", [served(control_s=[])], [served()], concurrency=1)["control_ms_p99"] is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"variants": ("nonsense",)}, {"concurrency": 0}, {"rounds": 0}, {"new_tokens": 1}, {"control_per_s": 1e9}],
+)
+def test_what_cannot_work_is_refused(changes: dict[str, object]) -> None:
+    with pytest.raises(UsageError):
+        LoadConfig(**changes).check()  # type: ignore[arg-type]
+
+
+def test_bursts_are_those_of_the_seed() -> None:
+    one, same, other = (bursts(seed, gap_s=0.2, length_s=0.03) for seed in (1, 1, 2))
+    drawn = [one() for _ in range(2000)]
+    assert drawn == [same() for _ in range(2000)]
+    assert drawn != [other() for _ in range(2000)]
+    assert sum(burst.gap_s for burst in drawn) / 2000 == pytest.approx(0.2, rel=0.1)
+    assert sum(burst.length_s for burst in drawn) / 2000 == pytest.approx(0.03, rel=0.1)
+
+
+def test_bursts_go_out_with_nobody_listening() -> None:
+    assert send_bursts("127.0.0.1", seed=1, gap_s=0.001, length_s=0.01, seconds=0.05) > 0
+    with pytest.raises(UsageError):
+        send_bursts("127.0.0.1", seed=1, gap_s=0.0, length_s=0.01, seconds=0.05)
+    with pytest.raises((UsageError, socket.gaierror)):
+        send_bursts("fe80::1", seed=1, gap_s=0.1, length_s=0.01, seconds=0.05)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("extra", [(), ("--cold",), ("--kv-dtype", "int8")])
+def test_every_variant_serves_the_same_tokens(capsys: pytest.CaptureFixture[str], extra: tuple[str, ...]) -> None:
+    shape = "shape:layers=2,query_heads=4,kv_heads=2,head_dim=16,vocab=64"
+    words = ["--model", shape, "--context", "200", "--new-tokens", "5", "--hot", "64KiB", "--block-tokens", "16"]
+    words += ["--concurrency", "3", "--rounds", "1", "--nodes", "2", "--control-rate", "50", *extra, "--json"]
+    assert main(["run", *words]) == 0
+    found = json.loads(capsys.readouterr().out)
+    rows = {row["variant"]: row for row in found["variants"]}
+    assert list(rows) == list(VARIANTS)
+    assert all(row["identical"] for row in rows.values())
+    assert all(row["control_failed"] == 0 for row in rows.values())
+    assert rows["dual-prefetch"]["wasted_bytes"] == 0
+    assert rows["dual+reduce"]["wire_bytes_per_step"] < rows["dual"]["wire_bytes_per_step"] or extra
+    assert found["settings"]["context"] == 192

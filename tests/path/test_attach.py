@@ -1,0 +1,106 @@
+"""A prefix that is in the pool already: found by its tokens, used as if it had been computed here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dualpath
+from dualpath.errors import PeerError, UsageError
+from dualpath.path import DualPath, PathConfig, Scheme
+from dualpath.path.fill import block_bytes
+from dualpath.testing.pool import LocalNodes
+
+from .world import HYBRID
+
+TOKENS = list(range(100, 145))  # five whole blocks of 8, and 5 tokens more
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[LocalNodes]:
+    with LocalNodes(2, capacity=16 << 20, threads=1) as two:
+        yield two
+
+
+def opened(nodes: LocalNodes, scheme: Scheme, tenant: str, *, hot: int = 2) -> Any:
+    pool = dualpath.connect(nodes.spec, key=nodes.key, tenant=tenant)
+    config = PathConfig(scheme, hot * HYBRID.block_bytes, 6 << 13, threads=1, deadline_s=5.0)
+    return pool, DualPath(HYBRID, config, pool)
+
+
+def one_step(path: DualPath, sequence: Any) -> list[Any]:
+    noise = np.random.default_rng(7)
+    step = path.begin([(sequence, [1])])
+    outs = []
+    for layer in range(3):
+        q, k, v = (noise.standard_normal((1, heads, 16), np.float32) for heads in (6, 2, 2))
+        outs.append(step.attend(layer, q, k, v, scale=0.25))
+    step.commit()
+    return outs
+
+
+@pytest.mark.parametrize("scheme", [Scheme.SHARDED, Scheme.FETCH, Scheme.SINGLE, Scheme.REDUCE])
+def test_what_is_attached_is_what_was_put_there(nodes: LocalNodes, scheme: Scheme) -> None:
+    first_pool, first = opened(nodes, Scheme.SHARDED, f"t-{scheme}")
+    second_pool, second = opened(nodes, scheme, f"t-{scheme}")
+    with first_pool, first, second_pool, second:
+        a = first.open()
+        first.fill_random(a, TOKENS, seed=3)
+        b = second.open()
+        assert second.attach(b, TOKENS) == 40
+        assert second.length(b) == 40
+        assert second.tokens(b) == TOKENS[:40]
+        for index in range(5):
+            assert block_bytes(second, b, index) == block_bytes(first, a, index)
+        for one, other in zip(one_step(first, a), one_step(second, b), strict=True):
+            np.testing.assert_allclose(one, other, atol=2e-5)
+        first.close_sequence(a)  # the second pins them too
+        one_step(second, b)
+        second.close_sequence(b)
+        c = second.open()
+        assert second.attach(c, TOKENS) == 0  # nobody kept them
+    assert second.arena.used_bytes == 0
+
+
+def test_the_longest_prefix_counts(nodes: LocalNodes) -> None:
+    first_pool, first = opened(nodes, Scheme.SHARDED, "prefix")
+    second_pool, second = opened(nodes, Scheme.SHARDED, "prefix")
+    with first_pool, first, second_pool, second:
+        first.fill_random(first.open(), TOKENS, seed=3)
+        assert second.attach(second.open(), TOKENS[:17] + [9] * 20) == 16
+        assert second.attach(second.open(), [9, *TOKENS]) == 0
+        assert second.attach(second.open(), TOKENS[:7]) == 0
+        other = second.open()
+        second.attach(other, TOKENS)
+        with pytest.raises(UsageError, match="empty"):
+            second.attach(other, TOKENS)
+
+
+def test_other_tenants_blocks_are_not_found(nodes: LocalNodes) -> None:
+    first_pool, first = opened(nodes, Scheme.SHARDED, "mine")
+    second_pool, second = opened(nodes, Scheme.SHARDED, "yours")
+    with first_pool, first, second_pool, second:
+        first.fill_random(first.open(), TOKENS, seed=3)
+        assert second.attach(second.open(), TOKENS) == 0
+
+
+def test_without_a_pool_nothing_is_found() -> None:
+    with DualPath(HYBRID, PathConfig(Scheme.LOCAL), None) as path:
+        assert path.attach(path.open(), TOKENS) == 0
+
+
+def test_a_node_that_dies_leaves_the_sequence_empty() -> None:
+    with LocalNodes(2, capacity=16 << 20, threads=1) as two:
+        first_pool, first = opened(two, Scheme.SHARDED, "dead")
+        second_pool, second = opened(two, Scheme.SHARDED, "dead", hot=4)
+        with first_pool, first, second_pool, second:
+            first.fill_random(first.open(), TOKENS, seed=3)
+            b = second.open()
+            two.nodes[1].kill()
+            with pytest.raises(PeerError):
+                second.attach(b, TOKENS)
+            assert second.length(b) == 0
+            assert second.arena.used_bytes == 0

@@ -1,0 +1,66 @@
+"""The runner of the prefetcher over a node that never lets go of a destination until it is told to."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from dualpath.path.arena import Budget, LocalArena
+from dualpath.path.metrics import PathMetrics
+from dualpath.path.prefetch_reader import PrefetchReader
+from dualpath.transport.base import Outcome
+
+SLOT = 4096
+
+
+class HeldNode:
+    """Every read stays in flight until `let_go`."""
+
+    name = "held"
+
+    def __init__(self) -> None:
+        self.tickets: list[Any] = []
+
+    def read(self, refs: Any, destinations: Any, *, on_item: Any, **_: Any) -> Any:
+        ticket = SimpleNamespace(outcomes=[None] * len(refs), drained=False, error=None, on_item=on_item)
+        self.tickets.append(ticket)
+        return ticket
+
+    def let_go(self) -> None:
+        for ticket in self.tickets:
+            ticket.drained = True
+            for index in range(len(ticket.outcomes)):
+                ticket.outcomes[index] = Outcome.OK
+                ticket.on_item(index, Outcome.OK)
+        self.tickets.clear()
+
+
+def plan_of(arena: LocalArena, serials: range) -> Any:
+    """Return what the reader looks at of a plan: one layer, these blocks, all at the node."""
+    entries = [
+        SimpleNamespace(block=SimpleNamespace(serial=serial), part=SimpleNamespace(local=None, node=0, refs=[serial]))
+        for serial in serials
+    ]
+    group = SimpleNamespace(layers=(0,))
+    return SimpleNamespace(index=0, group=group, slots=arena.slots(SLOT), far=SimpleNamespace(distinct=entries), rows=1)
+
+
+def test_a_window_full_of_reads_that_were_given_up_is_waited_for() -> None:
+    """Another step wants none of the blocks in flight: it starts, and asks for its own once there is room."""
+    arena, node = LocalArena(SLOT, 3 * SLOT), HeldNode()
+    pool: Any = SimpleNamespace(nodes=[node])
+    layout: Any = None
+    reader = PrefetchReader(pool, arena, layout, PathMetrics(), 1.0)
+    reader.begin([plan_of(arena, range(1, 8))], reserve=0, wrap=True)
+    held = arena.limit(Budget.WINDOW) - arena.room(Budget.WINDOW)
+    while arena.room(Budget.WINDOW) >= SLOT:  # whatever the window's policy has asked for: fill what it left
+        arena.slots(SLOT).take(Budget.WINDOW)
+    other = plan_of(arena, range(11, 14))
+    reader.begin([other], reserve=0, wrap=False)
+    assert len(node.tickets) >= 1
+    assert held > 0
+    node.let_go()
+    reader.begin([other], reserve=0, wrap=False)
+    assert len(node.tickets) == 1
+    node.let_go()
+    reader.end()
