@@ -1,10 +1,13 @@
 // The Python face: borrows arrays through the buffer protocol, validates everything, releases the GIL.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,6 +18,7 @@
 #endif
 
 #include "attend.hpp"
+#include "merge.hpp"
 
 namespace nb = nanobind;
 
@@ -192,8 +196,8 @@ std::vector<Sequence> read_sequences(const Array &row_start, const Array &block_
     return sequences;
 }
 
-void attend_py(const std::string &kernel_name, nb::handle max_, nb::handle exp_sum_, nb::handle acc_, nb::handle q_,
-               nb::handle row_position_, nb::sequence buffers_, nb::handle buffer_, nb::handle offset_,
+void attend_py(const std::string &kernel_name, nb::handle max_, const std::optional<nb::object> &exp_sum_,
+               nb::handle acc_, nb::handle q_, nb::handle row_position_, nb::sequence buffers_, nb::handle buffer_, nb::handle offset_,
                nb::handle tokens_, nb::handle position_, nb::handle row_start_, nb::handle block_start_, int kv_heads,
                int head_dim, int value_dim, int block_tokens, int dtype, bool latent, double scale, double softcap,
                int64_t window, int threads) {
@@ -211,8 +215,10 @@ void attend_py(const std::string &kernel_name, nb::handle max_, nb::handle exp_s
     if (threads < 1) refuse("threads must be positive");
 
     Array q(q_, "q", 'f', 4, 3, false), row_position(row_position_, "row_position", 'i', 8, 1, false);
-    Array max(max_, "state.max", 'f', 4, 2, true), exp_sum(exp_sum_, "state.exp_sum", 'f', 4, 2, true),
-        acc(acc_, "state.acc", 'f', 4, 3, true);
+    Array max(max_, "state.max", 'f', 4, 2, true), acc(acc_, "state.acc", 'f', 4, 3, true);
+    std::optional<Array> exp_sum;  // none: start from no keys at all, and finish: max becomes lse, acc becomes out
+    std::vector<float> own_exp_sum;
+    if (exp_sum_) exp_sum.emplace(*exp_sum_, "state.exp_sum", 'f', 4, 2, true);
     const int64_t rows = q.size(0), heads = q.size(1);
     q.expect(2, head_dim);
     if (rows > std::numeric_limits<int32_t>::max() / 4) refuse("too many rows");
@@ -220,7 +226,8 @@ void attend_py(const std::string &kernel_name, nb::handle max_, nb::handle exp_s
         refuse("q has " + std::to_string(heads) + " heads, which is no multiple of the " + std::to_string(kv_heads) +
                " kv heads");
     row_position.expect(0, rows);
-    max.expect(0, rows), max.expect(1, heads), exp_sum.expect(0, rows), exp_sum.expect(1, heads);
+    max.expect(0, rows), max.expect(1, heads);
+    if (exp_sum) exp_sum->expect(0, rows), exp_sum->expect(1, heads);
     acc.expect(0, rows), acc.expect(1, heads), acc.expect(2, value_dim);
     for (int64_t i = 0; i < rows; i++)
         if (int64_t p = row_position.as<int64_t>()[i]; p < 0 || p > std::numeric_limits<int64_t>::max() / 4)
@@ -234,13 +241,14 @@ void attend_py(const std::string &kernel_name, nb::handle max_, nb::handle exp_s
     Array position(position_, "position", 'i', 8, 1, false), row_start(row_start_, "row_start", 'i', 4, 1, false),
         block_start(block_start_, "block_start", 'i', 4, 1, false);
 
+    if (!exp_sum) own_exp_sum.assign(rows * heads, 0.0f);
     Call call{kv_heads,        (int)(heads / kv_heads),
               head_dim,        value_dim,
               block_tokens,    (Dtype)dtype,
               latent,          (float)scale,
               (float)softcap,  window,
               q.as<float>(),   row_position.as<int64_t>(),
-              max.as<float>(), exp_sum.as<float>(),
+              max.as<float>(), exp_sum ? exp_sum->as<float>() : own_exp_sum.data(),
               acc.as<float>(), nullptr,
               0};
     call.scales_at = parts_of((int64_t)kv_heads * (latent ? 1 : 2), block_tokens, head_dim, call.dtype).scales_at;
@@ -248,7 +256,101 @@ void attend_py(const std::string &kernel_name, nb::handle max_, nb::handle exp_s
     const auto sequences = read_sequences(row_start, block_start, rows, (int64_t)blocks.size());
     call.blocks = blocks.data();
     nb::gil_scoped_release unlocked;
+    if (!exp_sum) std::fill_n(call.max, rows * heads, lowest), std::fill_n(call.acc, rows * heads * value_dim, 0.0f);
     attend(kernel, call, sequences, threads);
+    if (!exp_sum)
+        finish({call.max, call.exp_sum, call.acc}, nullptr, call.acc, call.max, rows * heads, value_dim, heads);
+}
+
+constexpr int64_t large = 1 << 16;  // items from which on others may have the interpreter meanwhile
+
+template <class Work>
+void unlocked_if(bool worth_it, Work work) {
+    if (!worth_it) return work();
+    nb::gil_scoped_release unlocked;
+    work();
+}
+
+std::optional<Array> borrow_sinks(const std::optional<nb::object> &sinks, int64_t heads) {
+    if (!sinks) return std::nullopt;
+    Array found(*sinks, "sinks", 'f', 4, 1, false);
+    found.expect(0, heads);
+    return found;
+}
+
+// Without an exp_sum the state is finished: max becomes lse, acc becomes out.
+void combine_py(nb::sequence parts_, nb::handle max_, const std::optional<nb::object> &exp_sum_, nb::handle acc_,
+                const std::optional<nb::object> &sinks_) {
+    Array max(max_, "max", 'f', 4, 2, true), acc(acc_, "acc", 'f', 4, 3, true);
+    const int64_t rows = max.size(0), heads = max.size(1), width = acc.size(2), count = rows * heads;
+    auto fit = [&](const Array &array, int dimensions) {
+        array.expect(0, rows), array.expect(1, heads);
+        if (dimensions == 3) array.expect(2, width);
+    };
+    fit(acc, 3);
+    std::optional<Array> exp_sum;
+    std::vector<float> own_exp_sum;
+    if (exp_sum_)
+        fit(exp_sum.emplace(*exp_sum_, "exp_sum", 'f', 4, 2, true), 2);
+    else
+        own_exp_sum.resize(count);
+    const auto sinks = borrow_sinks(sinks_, heads);
+
+    std::vector<Array> borrowed;
+    std::vector<StateOf<const float>> parts;
+    borrowed.reserve(3 * nb::len(parts_));
+    auto borrow = [&](nb::handle array, const char *name, int dimensions) -> const float * {
+        fit(borrowed.emplace_back(array, name, 'f', 4, dimensions, false), dimensions);
+        return borrowed.back().as<const float>();
+    };
+    for (nb::handle part : parts_) {
+        nb::object sum = part[1];
+        parts.push_back(
+            {borrow(part[0], "max", 2), sum.is_none() ? nullptr : borrow(sum, "exp_sum", 2), borrow(part[2], "acc", 3)});
+    }
+    const StateOf<float> into{max.as<float>(), exp_sum ? exp_sum->as<float>() : own_exp_sum.data(), acc.as<float>()};
+    unlocked_if(count * width >= large, [&] {
+        combine(parts, into, count, width);
+        if (!exp_sum)
+            finish({into.max, into.exp_sum, into.acc}, sinks ? sinks->as<float>() : nullptr, into.acc, into.max, count,
+                   width, heads);
+    });
+}
+
+void finish_py(nb::handle max_, nb::handle exp_sum_, nb::handle acc_, const std::optional<nb::object> &sinks_,
+               nb::handle out_, nb::handle lse_) {
+    Array max(max_, "max", 'f', 4, 2, false), exp_sum(exp_sum_, "exp_sum", 'f', 4, 2, false),
+        acc(acc_, "acc", 'f', 4, 3, false), out(out_, "out", 'f', 4, 3, true), lse(lse_, "lse", 'f', 4, 2, true);
+    const int64_t rows = max.size(0), heads = max.size(1), width = acc.size(2), count = rows * heads;
+    for (const Array *array : {&exp_sum, &acc, &out, &lse}) array->expect(0, rows), array->expect(1, heads);
+    out.expect(2, width);
+    const auto sinks = borrow_sinks(sinks_, heads);
+    unlocked_if(count * width >= large, [&] {
+        finish({max.as<float>(), exp_sum.as<float>(), acc.as<float>()}, sinks ? sinks->as<float>() : nullptr,
+               out.as<float>(), lse.as<float>(), count, width, heads);
+    });
+}
+
+void copy_blocks_py(nb::handle source_, nb::sequence offsets_, nb::sequence destinations_, int64_t block_bytes) {
+    Array source(source_, "source", 'u', 1, 1, false);
+    if (block_bytes < 0) refuse("block_bytes must not be negative");
+    std::vector<Array> destinations;
+    std::vector<int64_t> offsets;
+    destinations.reserve(nb::len(destinations_));
+    offsets.reserve(nb::len(offsets_));
+    for (nb::handle d : destinations_) {
+        destinations.emplace_back(d, "each of destinations", 'u', 1, 1, true);
+        destinations.back().expect(0, block_bytes);
+    }
+    for (nb::handle o : offsets_) {
+        offsets.push_back(nb::cast<int64_t>(o));
+        if (offsets.back() < 0 || offsets.back() > source.bytes() - block_bytes)
+            refuse("a block at " + std::to_string(offsets.back()) + " is not within the source");
+    }
+    if (offsets.size() != destinations.size()) refuse("offsets and destinations must be as many");
+    nb::gil_scoped_release unlocked;
+    for (size_t i = 0; i < offsets.size(); i++)
+        std::memcpy(destinations[i].as<unsigned char>(), source.as<unsigned char>() + offsets[i], (size_t)block_bytes);
 }
 
 void encode_py(const std::string &kernel_name, nb::handle from_, int from_dtype, nb::handle to_, int dtype, int streams,
@@ -290,7 +392,10 @@ float read_bandwidth_py(nb::handle buffer_, int threads) {
 NB_MODULE(_native, m) {
     using namespace dualpath;
     m.doc() = "The native attention kernel; see dualpath.attention.";
-    m.def("attend", &attend_py);
+    m.def("attend", &attend_py, "Fold blocks into a state; without an exp_sum make (lse, out) of max and acc.");
+    m.def("combine", &combine_py);
+    m.def("finish", &finish_py);
+    m.def("copy_blocks", &copy_blocks_py);
     m.def("encode", &encode_py, "Quantise one layer block; see dualpath.attention.encoding.");
     m.def("read_bandwidth", &read_bandwidth_py, nb::arg("buffer"), nb::arg("threads"),
           "Read a uint8 array once with that many threads; returns a meaningless sum.");

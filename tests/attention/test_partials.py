@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualpath.attention import State, combine, finish, fold, merge
+from dualpath import attention
+from dualpath.attention import State, attend, combine, fallback, finish, fold, join, merge
 from dualpath.attention.kernels import available
 from dualpath.errors import UsageError
 
@@ -98,6 +99,74 @@ def test_what_does_not_fit_is_refused():
         fold(State.empty(1, 2, 8), (np.zeros((1, 2, 4), np.float32), np.zeros((1, 2), np.float32)))
     with pytest.raises(UsageError, match="sinks have shape"):
         finish(State.empty(1, 2, 8), np.zeros(3, np.float32))
+    with pytest.raises(UsageError, match="combine"):
+        combine([State.empty(1, 2, 8), State.empty(1, 2, 4)])
+    with pytest.raises(UsageError, match="combine"):
+        join([State.empty(1, 2, 8), State.empty(2, 2, 8)])
+    with pytest.raises(UsageError, match="nothing to combine"):
+        join([])
+    with pytest.raises(UsageError, match="sinks have shape"):
+        join([State.empty(1, 2, 8)], np.zeros(3, np.float32))
+
+
+@given(data=st.data())
+def test_the_native_merge_is_the_one_in_python(data):
+    rows, heads, width = data.draw(st.tuples(st.integers(1, 3), st.integers(1, 5), st.integers(1, 9)))
+    rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+    loud = data.draw(st.sampled_from([1.0, 60.0]))
+    states = []
+    for _ in range(data.draw(st.integers(1, 4))):
+        high = (rng.standard_normal((rows, heads)) * loud).astype(np.float32)
+        total = (rng.random((rows, heads)) + 0.5).astype(np.float32)
+        acc = rng.standard_normal((rows, heads, width)).astype(np.float32)
+        empty = rng.random((rows, heads)) < 0.3
+        high[empty], total[empty], acc[empty] = -np.inf, 0, 0
+        states.append(State(high, total, acc))
+    sinks = rng.standard_normal(heads).astype(np.float32) if data.draw(st.booleans()) else None
+    whole, plain = combine(states), fallback.combine(states)
+    assert (whole.max == plain.max).all()
+    np.testing.assert_allclose(whole.exp_sum, plain.exp_sum, rtol=1e-6)
+    np.testing.assert_allclose(whole.acc, plain.acc, rtol=1e-6, atol=1e-6)
+    (out, lse), (plain_out, plain_lse) = finish(whole, sinks), fallback.finish(plain, sinks)
+    np.testing.assert_allclose(out, plain_out, rtol=2e-6, atol=2e-6)
+    np.testing.assert_allclose(lse, plain_lse, rtol=1e-6, atol=1e-6)
+    joined = join([*states[:-1], states[-1]], sinks)
+    assert (joined[0].tobytes(), joined[1].tobytes()) == (out.tobytes(), lse.tobytes())
+    none_seen = np.isneginf(whole.max) if sinks is None else np.zeros((rows, heads), bool)
+    assert (np.isneginf(lse) == none_seen).all()
+
+
+def test_a_partial_counts_as_the_state_that_it_stands_for(make_case):
+    case = make_case(3, sequences=((2, 90),))
+    partials = cut(case, [2, 4])
+    states = [State(lse, np.ones_like(lse), out) for out, lse in partials]
+    mixed, plain = combine([partials[0], states[1], partials[2]]), combine(states)
+    assert all((getattr(mixed, name) == getattr(plain, name)).all() for name in ("max", "exp_sum", "acc"))
+    assert (join(partials)[0] == finish(plain)[0]).all()
+
+
+@pytest.mark.parametrize("rows", [1, 3, 40])
+def test_a_partial_in_one_step_is_attending_and_finishing(make_case, rows):
+    """The same bits, whatever lay in the arrays; 40 rows take the other way through the kernel."""
+    case = make_case(6, sequences=((rows, 100), (1, 0)))
+    state = State.empty(len(case.q), case.q.shape[1], case.geometry.value_dim)
+    attend(state, case.q, case.row_position, case.table, case.geometry, scale=0.2, window=7)
+    out, lse = np.full_like(state.acc, np.nan), np.full_like(state.max, np.nan)
+    attention.partial(out, lse, case.q, case.row_position, case.table, case.geometry, scale=0.2, window=7)
+    expected = finish(state)
+    assert (out.tobytes(), lse.tobytes()) == (expected[0].tobytes(), expected[1].tobytes())
+    with pytest.raises(UsageError, match="attend"):
+        attention.partial(out[:, :1], lse, case.q, case.row_position, case.table, case.geometry, scale=0.2)
+    with pytest.raises(UsageError, match="attend"):
+        attention.partial(out, lse[1:], case.q, case.row_position, case.table, case.geometry, scale=0.2)
+
+
+def test_a_nan_is_not_lost_in_a_merge():
+    good, bad = State.empty(1, 1, 2), State.empty(1, 1, 2)
+    good.max[:], good.exp_sum[:], good.acc[:] = 1.0, 1.0, 1.0
+    bad.max[:], bad.exp_sum[:] = np.nan, 1.0
+    for states in ([good, bad], [bad, good]):
+        assert np.isnan(combine(states).acc).all()
 
 
 def unscaled(partials) -> np.ndarray:

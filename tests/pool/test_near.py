@@ -127,6 +127,27 @@ def test_a_view_grows_and_is_read_in_part(wire: DirectConnection) -> None:
         np.testing.assert_allclose(lse, exact.lse, atol=1e-6)
 
 
+def test_asking_again_gives_the_same_table_until_the_view_grows(wire: DirectConnection, service: PoolService) -> None:
+    """The table of a view is kept from step to step: every change of what is asked must show."""
+    sequence = Sequence(wire, 1, GQA, [8] * 5, 1)
+    sequence.extend(0, 3)
+    view = wire.session.state["pool"].views[1]
+    first = view.table(1, 3, 0)
+    assert view.table(1, 3, 0) is first
+    buffer = service.arena("default", view.slot_bytes).array
+    assert first.alone(1, buffer) is first.alone(1, buffer)
+    asked = [(1, 3, 1, 0), (0, 3, 1, 0), (1, 2, 1, 0), (1, 3, 2, 0), (1, 3, 1, 27), (1, 3, 1, 0)]
+    for grown in (False, True):
+        if grown:
+            sequence.extend(3, 5)
+            asked += [(1, 5, 1, 0), (0, 5, 3, 11)]
+        for layer, blocks, rows, window in asked:
+            _, out, _, q, ends = ask(wire, [sequence], [rows], layer=layer, blocks=blocks, window=window)
+            table, position = sequence.table(layer, rows, blocks), np.arange(ends[0], ends[0] + rows)
+            exact = reference.attend(q, position, table, GQA, scale=0.25, window=window)
+            np.testing.assert_allclose(out, exact.out, atol=1e-6)
+
+
 def test_a_hole_loses_only_the_queries_that_need_it(wire: DirectConnection) -> None:
     whole, broken = Sequence(wire, 1, GQA, [8, 8, 8], 1), Sequence(wire, 2, GQA, [8, 8, 8], 2)
     wire.call(Drop([broken.blocks[0].key]))

@@ -7,10 +7,11 @@ out, lse = finish(state, sinks)
 """
 
 from dualpath.attention.base import BlockTable, Geometry, Partial, State
-from dualpath.attention.dispatch import attend, explain_blocks, get_threads, set_threads
+from dualpath.attention.copying import copy_blocks
+from dualpath.attention.dispatch import attend, explain_blocks, get_threads, partial, set_threads
 from dualpath.attention.encoding import encode_block
 from dualpath.attention.kernels import kernel_name
-from dualpath.attention.partials import combine, finish, fold, merge
+from dualpath.attention.partials import combine, finish, fold, join, merge
 
 __all__ = [
     "BlockTable",
@@ -19,12 +20,15 @@ __all__ = [
     "State",
     "attend",
     "combine",
+    "copy_blocks",
     "encode_block",
     "explain_blocks",
     "finish",
     "fold",
     "get_threads",
+    "join",
     "kernel_name",
     "merge",
+    "partial",
     "set_threads",
 ]

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 def attend(
     kernel: str,
     max: NDArray[np.float32],
-    exp_sum: NDArray[np.float32],
+    exp_sum: NDArray[np.float32] | None,
     acc: NDArray[np.float32],
     q: NDArray[np.float32],
     row_position: NDArray[np.int64],
@@ -29,6 +29,26 @@ def attend(
     window: int,
     threads: int,
     /,
+) -> None: ...
+def combine(
+    parts: Sequence[tuple[NDArray[np.float32], NDArray[np.float32] | None, NDArray[np.float32]]],
+    max: NDArray[np.float32],
+    exp_sum: NDArray[np.float32] | None,
+    acc: NDArray[np.float32],
+    sinks: NDArray[np.float32] | None,
+    /,
+) -> None: ...
+def finish(
+    max: NDArray[np.float32],
+    exp_sum: NDArray[np.float32],
+    acc: NDArray[np.float32],
+    sinks: NDArray[np.float32] | None,
+    out: NDArray[np.float32],
+    lse: NDArray[np.float32],
+    /,
+) -> None: ...
+def copy_blocks(
+    source: NDArray[np.uint8], offsets: Sequence[int], destinations: Sequence[memoryview], block_bytes: int, /
 ) -> None: ...
 def encode(
     kernel: str,

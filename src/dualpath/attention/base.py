@@ -57,11 +57,10 @@ class State:
         """Return the state before any key has been seen."""
         import numpy as np
 
-        return State(
-            np.full((rows, query_heads), -np.inf, np.float32),
-            np.zeros((rows, query_heads), np.float32),
-            np.zeros((rows, query_heads, value_dim), np.float32),
-        )
+        largest = np.empty((rows, query_heads), np.float32)
+        largest.fill(-np.inf)
+        exp_sum = np.zeros((rows, query_heads), np.float32)
+        return State(largest, exp_sum, np.zeros((rows, query_heads, value_dim), np.float32))
 
 
 @dataclass(frozen=True)

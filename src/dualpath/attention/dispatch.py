@@ -65,6 +65,39 @@ def attend(
     )  # fmt: skip
 
 
+def partial(
+    out: Float32,
+    lse: Float32,
+    q: Float32,
+    row_position: NDArray[np.int64],
+    blocks: BlockTable,
+    geometry: Geometry,
+    *,
+    scale: float,
+    softcap: float = 0.0,
+    window: int = 0,
+    threads: int = 0,
+) -> None:
+    """Overwrite `out` and `lse` with the partial of all blocks of the table: `finish` of what `attend` makes of an
+    empty state, bitwise, in one step.
+
+    out, lse      float32 `[rows, query_heads, value_dim]` and `[rows, query_heads]`, C-contiguous; not read
+    The rest, and what is raised, as in `attend`.
+    """
+    kernel = kernels.chosen()
+    if kernel == "python":
+        state = State.empty(q.shape[0], q.shape[1], geometry.value_dim)
+        attend_with(
+            kernel, state, q, row_position, blocks, geometry,
+            scale=scale, softcap=softcap, window=window, threads=threads,
+        )  # fmt: skip
+        if out.shape != state.acc.shape or lse.shape != state.max.shape:
+            raise UsageError(f"attend: out and lse have shapes {out.shape} and {lse.shape}")
+        out[:], lse[:] = fallback.finish(state, None)
+        return
+    _native(kernel, lse, None, out, q, row_position, blocks, geometry, scale, softcap, window, threads)
+
+
 def attend_with(
     kernel: str,
     state: State,
@@ -79,18 +112,34 @@ def attend_with(
     threads: int = 0,
 ) -> None:
     """Do what `attend` does with a kernel of `kernels.available()`: for tests and benches."""
-    code = DTYPE_CODE.get(geometry.dtype)
-    if code is None:
-        raise UsageError(f"unknown dtype {geometry.dtype}", hint=f"one of {', '.join(DTYPE_CODE)}")
-    if not 0 <= threads <= MAX_THREADS:
-        raise UsageError(f"threads is {threads}, expected 0..{MAX_THREADS}")
     if kernel == "python":
-        _check(state, q, row_position, blocks, geometry, scale, softcap, window)
+        _check(state, q, row_position, blocks, geometry, scale, softcap, window, threads)
         fallback.attend(state, q, row_position, blocks, geometry, scale=scale, softcap=softcap, window=window)
         return
+    _native(
+        kernel, state.max, state.exp_sum, state.acc, q, row_position, blocks, geometry, scale, softcap, window, threads
+    )
+
+
+def _native(
+    kernel: str,
+    largest: Float32,
+    exp_sum: Float32 | None,
+    acc: Float32,
+    q: Float32,
+    row_position: NDArray[np.int64],
+    blocks: BlockTable,
+    geometry: Geometry,
+    scale: float,
+    softcap: float,
+    window: int,
+    threads: int,
+) -> None:
+    """Without an `exp_sum`: write lse to `largest` and out to `acc`."""
+    code = _code(geometry, threads)
     try:
         kernels.native().attend(
-            kernel, state.max, state.exp_sum, state.acc, q, row_position,
+            kernel, largest, exp_sum, acc, q, row_position,
             blocks.buffers, blocks.buffer, blocks.offset, blocks.tokens, blocks.position,
             blocks.row_start, blocks.block_start,
             geometry.kv_heads, geometry.head_dim, geometry.value_dim, geometry.block_tokens, code, geometry.latent,
@@ -98,6 +147,16 @@ def attend_with(
         )  # fmt: skip
     except (ValueError, TypeError) as error:
         raise UsageError(f"attend: {str(error).splitlines()[0]}") from error
+
+
+def _code(geometry: Geometry, threads: int) -> int:
+    """Return the dtype as the native kernel names it, if it is one and there may be so many threads."""
+    code = DTYPE_CODE.get(geometry.dtype)
+    if code is None:
+        raise UsageError(f"unknown dtype {geometry.dtype}", hint=f"one of {', '.join(DTYPE_CODE)}")
+    if not 0 <= threads <= MAX_THREADS:
+        raise UsageError(f"threads is {threads}, expected 0..{MAX_THREADS}")
+    return code
 
 
 def explain_blocks(
@@ -142,9 +201,12 @@ def _check(
     scale: float,
     softcap: float,
     window: int,
+    threads: int,
 ) -> None:
     """Raise `UsageError` for what the native kernel refuses too."""
     import numpy as np
+
+    _code(geometry, threads)
 
     def need(holds: bool, message: str) -> None:
         if not holds:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dualpath.attention.base import BlockTable, Geometry, State
 from dualpath.attention.storage import read_block
+from dualpath.errors import UsageError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -88,3 +90,40 @@ def fold_triple(state: State, rows: slice, high: Float32, total: Float32, acc: F
     state.exp_sum[rows] = state.exp_sum[rows] * keep + total * take
     state.acc[rows] = state.acc[rows] * keep[..., None] + acc * take[..., None]
     state.max[rows] = top
+
+
+def finish(state: State, sinks: Float32 | None) -> tuple[Float32, Float32]:
+    """Do what `partials.finish` does."""
+    import numpy as np
+
+    high, total, acc = state.max, state.exp_sum, state.acc
+    if sinks is not None:
+        top = np.maximum(high, sinks[None].astype(np.float32))
+        safe = np.where(np.isneginf(top), np.float32(0), top)
+        keep = np.exp(high - safe)
+        total = total * keep + np.exp(sinks[None].astype(np.float32) - safe)
+        acc = acc * keep[..., None]
+        high = top
+    some = total > 0
+    divisor = np.where(some, total, np.float32(1))
+    lse: Float32 = np.where(some, high + np.log(divisor), np.float32(-np.inf)).astype(np.float32, copy=False)
+    return (acc / divisor[..., None]).astype(np.float32, copy=False), lse
+
+
+def combine(states: Sequence[State]) -> State:
+    """Do what `partials.combine` does with one state or more."""
+    import numpy as np
+
+    if any(state.acc.shape != states[0].acc.shape for state in states):
+        raise UsageError("combine: the states have different shapes")
+    top = states[0].max
+    for state in states[1:]:
+        top = np.maximum(top, state.max)
+    safe = np.where(np.isneginf(top), np.float32(0), top)
+    weight = np.exp(states[0].max - safe)
+    exp_sum, acc = states[0].exp_sum * weight, states[0].acc * weight[..., None]
+    for state in states[1:]:
+        weight = np.exp(state.max - safe)
+        exp_sum += state.exp_sum * weight
+        acc += state.acc * weight[..., None]
+    return State(top, exp_sum, acc)

@@ -17,8 +17,9 @@ log = logging.getLogger(__name__)
 CHOICES = ("native", "amx", "avx512", "avx2", "portable", "python")
 
 
+@lru_cache(maxsize=1)
 def native() -> Any:
-    """Return the native module. Raises `HostError` where it is missing or does not load."""
+    """Return the native module, once found the same. Raises `HostError` where it is missing or does not load."""
     try:
         from dualpath.attention import _native
     except ImportError as error:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from dualpath.attention import fallback, kernels
 from dualpath.attention.base import Partial, State
-from dualpath.attention.fallback import fold_triple
 from dualpath.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,24 +21,21 @@ def finish(state: State, sinks: Float32 | None = None) -> tuple[Float32, Float32
 
     Rows without keys are `(0, -inf)`. `sinks` (float32 `[query_heads]`) are logits without a value, seen by every row:
     one more partial `(0, sink)`. Give them once per row over all partials of it, not once per
-    partial. `state` is left as it is.
+    partial. `state`, C-contiguous, is left as it is. Raises `UsageError` for shapes that do not fit.
     """
     import numpy as np
 
-    high, total, acc = state.max, state.exp_sum, state.acc
+    _check_sinks(sinks, state.max)
+    if kernels.chosen() == "python":
+        return fallback.finish(state, sinks)
+    out, lse = np.empty(state.acc.shape, np.float32), np.empty(state.max.shape, np.float32)
     if sinks is not None:
-        if sinks.shape != high.shape[1:]:
-            raise UsageError(f"sinks have shape {sinks.shape}, expected {high.shape[1:]}")
-        top = np.maximum(high, sinks[None].astype(np.float32))
-        safe = np.where(np.isneginf(top), np.float32(0), top)
-        keep = np.exp(high - safe)
-        total = total * keep + np.exp(sinks[None].astype(np.float32) - safe)
-        acc = acc * keep[..., None]
-        high = top
-    some = total > 0
-    divisor = np.where(some, total, np.float32(1))
-    lse: Float32 = np.where(some, high + np.log(divisor), np.float32(-np.inf)).astype(np.float32, copy=False)
-    return (acc / divisor[..., None]).astype(np.float32, copy=False), lse
+        sinks = np.ascontiguousarray(sinks, np.float32)
+    try:
+        kernels.native().finish(state.max, state.exp_sum, state.acc, sinks, out, lse)
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"finish: {str(error).splitlines()[0]}") from error
+    return out, lse
 
 
 def fold(state: State, partial: Partial) -> None:
@@ -56,28 +53,76 @@ def fold(state: State, partial: Partial) -> None:
         )
     seen: NDArray[np.bool_] = np.asarray(~np.isneginf(lse))
     acc = np.where(seen[..., None], out, np.float32(0)).astype(np.float32, copy=False)
-    fold_triple(state, slice(None), lse, seen.astype(np.float32), acc)
+    fallback.fold_triple(state, slice(None), lse, seen.astype(np.float32), acc)
 
 
-def combine(states: Sequence[State]) -> State:
-    """Return the state over the keys of all `states`, of equal shapes and in token order, at once; they are left as
-    they are. A partial `(out, lse)` is the state with max `lse`, exp-sum 1 and acc `out`.
+def combine(parts: Sequence[State | Partial]) -> State:
+    """Return the state over the keys of all `parts`, of equal shapes and in token order, at once; they are left as
+    they are. A partial `(out, lse)` counts as the state with max `lse`, exp-sum 1 and acc `out`. Arrays must be
+    C-contiguous. Raises `UsageError` for none at all, and for shapes that differ.
     """
     import numpy as np
 
-    if not states:
+    _check_parts(parts)
+    if kernels.chosen() == "python":
+        return fallback.combine([part if isinstance(part, State) else _state_of(part) for part in parts])
+    triples = _triples(parts)
+    shape, wide = triples[0][0].shape, triples[0][2].shape
+    whole = State(np.empty(shape, np.float32), np.empty(shape, np.float32), np.empty(wide, np.float32))
+    _combine(triples, whole.max, whole.exp_sum, whole.acc, None)
+    return whole
+
+
+def join(parts: Sequence[State | Partial], sinks: Float32 | None = None) -> tuple[Float32, Float32]:
+    """Return `finish(combine(parts), sinks)`, made in one step."""
+    import numpy as np
+
+    if kernels.chosen() == "python":
+        return finish(combine(parts), sinks)
+    _check_parts(parts)
+    triples = _triples(parts)
+    _check_sinks(sinks, triples[0][0])
+    out, lse = np.empty(triples[0][2].shape, np.float32), np.empty(triples[0][0].shape, np.float32)
+    _combine(triples, lse, None, out, sinks)
+    return out, lse
+
+
+def _check_parts(parts: Sequence[State | Partial]) -> None:
+    if not parts:
         raise UsageError("nothing to combine", hint="an empty state is (-inf, 0, 0), of the rows' shape")
-    top = states[0].max
-    for state in states[1:]:
-        top = np.maximum(top, state.max)
-    safe = np.where(np.isneginf(top), np.float32(0), top)
-    weight = np.exp(states[0].max - safe)
-    exp_sum, acc = states[0].exp_sum * weight, states[0].acc * weight[..., None]
-    for state in states[1:]:
-        weight = np.exp(state.max - safe)
-        exp_sum += state.exp_sum * weight
-        acc += state.acc * weight[..., None]
-    return State(top, exp_sum, acc)
+
+
+def _check_sinks(sinks: Float32 | None, high: Float32) -> None:
+    if sinks is not None and sinks.shape != high.shape[1:]:
+        raise UsageError(f"sinks have shape {sinks.shape}, expected {high.shape[1:]}")
+
+
+def _triples(parts: Sequence[State | Partial]) -> list[tuple[Float32, Float32 | None, Float32]]:
+    """Return the parts as the native module takes them: max, exp-sum (`None`: all 1), acc."""
+    return [(p.max, p.exp_sum, p.acc) if isinstance(p, State) else (p[1], None, p[0]) for p in parts]
+
+
+def _combine(
+    triples: list[tuple[Float32, Float32 | None, Float32]],
+    high: Float32,
+    exp_sum: Float32 | None,
+    acc: Float32,
+    sinks: Float32 | None,
+) -> None:
+    import numpy as np
+
+    if sinks is not None:
+        sinks = np.ascontiguousarray(sinks, np.float32)
+    try:
+        kernels.native().combine(triples, high, exp_sum, acc, sinks)
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"combine: {str(error).splitlines()[0]}") from error
+
+
+def _state_of(partial: Partial) -> State:
+    import numpy as np
+
+    return State(partial[1], np.ones_like(partial[1]), partial[0])
 
 
 def merge(partials: Iterable[Partial]) -> tuple[Float32, Float32]:

@@ -4,10 +4,10 @@
     for each layer:  out = step.attend(layer, q, k, v, scale=…)
     step.commit()      or      step.abort()
 
-`attend` on one layer: (1) k and v go to their slots; (2) queries go to the nodes that reduce blocks of theirs;
-meanwhile far blocks are folded as a reader brings them, then the near ones, and what the nodes answer is merged;
-(3) blocks that became full are written to their node, quantised if sealed blocks are. After an error the step must be
-aborted; the sequences are then as before it, whatever happened.
+`attend` on one layer: (1) queries go to the nodes that reduce blocks of theirs; (2) k and v go to their slots; (3) far
+blocks are folded as a reader brings them, then the near ones, and what the nodes answer is merged; (4) blocks that
+became full are written to their node, quantised if sealed blocks are. After an error the step must be aborted; the
+sequences are then as before it, whatever happened.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from dualpath.path.sequences import visible
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from dualpath.attention.base import Partial
     from dualpath.kv.layout import LayerGroup
     from dualpath.path.dualpath import DualPath
     from dualpath.path.growth import Fill, Growth
@@ -88,6 +89,9 @@ class Step:
         self._where = {layer: (plan, i) for plan in self._plans for i, layer in enumerate(plan.group.layers)}
         self._dtype = STORED[layout.dtype]
         self._open = True
+        self._shapes = [
+            tuple(layout.block_tokens if n == -1 else n for n in g.layer_block_shape) for g in layout.groups
+        ]
         self.observer: Observer | None = None
         self.capture: Callable[[int, Fill, memoryview], None] | None = None
 
@@ -126,16 +130,15 @@ class Step:
         plan, index = self._check(layer, q, k, v)
         scratch = plan.open_slots.allocate(Budget.WINDOW, len(self._scratch))
         try:
-            self._store(plan, index, k, v, scratch)
             shipment = self._ship(plan, index, q, scale, softcap)
+            self._store(plan, index, k, v, scratch)
             state = State.empty(self.rows, plan.group.query_heads, plan.group.value_dim)
             for run in self._path.reader.runs(plan, index):
                 table = plan.far.run(run.lo, run.hi, self._path.arena.buffers, run.places, self._row_start)
                 self._fold(state, q, plan, table, scale, softcap)
             self._fold_near(state, q, plan, index, scratch, scale, softcap)
             parts = [*self._collect(shipment), state]
-            whole = attention.combine(parts) if len(parts) > 1 else state
-            out = attention.finish(whole, sinks)[0]
+            out = attention.join(parts, sinks)[0] if len(parts) > 1 else attention.finish(state, sinks)[0]
             if self.observer is not None:
                 seen = self._partials(plan, state)
                 self.observer(Observation(layer, plan, index, q, scale, softcap, sinks, seen, out))
@@ -224,9 +227,7 @@ class Step:
     # --- one layer ---------------------------------------------------------------------------------------------
 
     def _store(self, plan: GroupPlan, index: int, k: Array, v: Array | None, scratch: NDArray[np.int64]) -> None:
-        group, tokens = plan.group, self._path.layout.block_tokens
-        shape = tuple(tokens if size == -1 else size for size in group.layer_block_shape)
-        used = 0
+        group, shape, used = plan.group, self._shapes[plan.index], 0
         for fill in self._fills:
             if fill.scratch:
                 slot, used = int(scratch[used]), used + 1
@@ -297,18 +298,18 @@ class Step:
             self._fold(state, q, plan, table, scale, softcap, near.geometry)
 
     def _ship(self, plan: GroupPlan, index: int, q: Float32, scale: float, softcap: float) -> Shipment | None:
-        """Send `q` to the nodes that attend to blocks of theirs, if there are any."""
+        """Send `q` to the nodes that attend to blocks of theirs. First of all: what is done here is done meanwhile."""
         reducer = self._path.reducer
         if reducer is None or not plan.reduced.entries:
             return None
         return reducer.start(plan, index, q, scale=scale, softcap=softcap, debug=self.observer is not None)
 
-    def _collect(self, shipment: Shipment | None) -> list[State]:
+    def _collect(self, shipment: Shipment | None) -> list[State | Partial]:
         """Return the partials of all nodes that were asked, in node order."""
         reducer = self._path.reducer
         if reducer is None or shipment is None:
             return []
-        return [State(lse, np.ones_like(lse), out) for out, lse in reducer.collect(shipment, self.rows)]
+        return list(reducer.collect(shipment, self.rows))
 
     def _partials(self, plan: GroupPlan, state: State) -> list[tuple[str, State, int]]:
         """Return what an observer sees of a layer: the nodes' partials, and what was folded here."""

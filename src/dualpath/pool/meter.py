@@ -33,7 +33,9 @@ class Meter:
     ) -> None:
         """Count one request: its payload bytes in and out, and the items of it that were lost."""
         with self._lock:
-            operation = self._operations.setdefault(name, Operation())
+            operation = self._operations.get(name)
+            if operation is None:
+                operation = self._operations[name] = Operation()
             operation.count += 1
             operation.failures += failures
             operation.seconds += seconds

@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from dualpath import attention
+from dualpath.attention import BlockTable
 from dualpath.errors import UsageError
 from dualpath.pool.views import Slice, View
 from dualpath.transport.base import Reply
 from dualpath.wire.failures import UnknownViewError
-from dualpath.wire.messages import Attend, Geometry, Outcome, Partials
+from dualpath.wire.messages import Attend, Geometry, Outcome, Partials, ViewQuery
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-    from dualpath import attention
 
 _LARGEST = 1 << 31
 _LAST_POSITION = 1 << 62
@@ -38,36 +38,59 @@ def answer(
     """
     import numpy as np
 
-    from dualpath import attention
-
-    unknown = next((query.view for query in request.queries if query.view not in views), None)
-    if unknown is not None:
-        raise UnknownViewError(f"no view {unknown} on this connection", hint="extend it again from its first block")
-    geometry = _check(request, payload, views)
+    geometry, rows = _check(request, payload, views)
+    window = request.window
     tables = [
-        views[query.view].table(
-            request.layer, query.blocks, query.position - request.window + 1 if request.window else 0
-        )
+        views[query.view].table(request.layer, query.blocks, query.position - window + 1 if window else 0)
         for query in request.queries
     ]
-    outcomes = [Outcome.LOST if table is None else Outcome.OK for table in tables]
-    rows = np.array([query.rows for query in request.queries], np.int32)
-    queries = np.require(
-        np.frombuffer(payload, np.float32).reshape(-1, request.query_heads, geometry.head_dim), requirements=["C", "A"]
-    )
-    position = np.concatenate([np.arange(q.position, q.position + q.rows, dtype=np.int64) for q in request.queries])
-    good = np.array([table is not None for table in tables])
-    good_rows = None if good.all() else np.repeat(good, rows)
-    if good_rows is not None:
-        queries, position, rows = queries[good_rows], position[good_rows], rows[good]
-    state = attention.State.empty(len(queries), request.query_heads, geometry.value_dim)
+    queries = np.frombuffer(payload, np.float32).reshape(rows, request.query_heads, geometry.head_dim)
+    queries = queries if queries.flags.aligned else queries.copy()
+    asked = [(query, table) for query, table in zip(request.queries, tables, strict=True) if table is not None]
+    if request.debug or len(asked) < len(tables):
+        return _partly(request, queries, tables, geometry, buffer, threads)
+    # Whatever can be done before the kernel runs is done before: the blocks push all else out of the cache.
+    out = np.empty((rows, request.query_heads, geometry.value_dim), np.float32)
+    lse = np.empty((rows, request.query_heads), np.float32)
+    parts = [memoryview(out).cast("B"), memoryview(lse).cast("B")]
+    positions, table = _positions(asked), _block_table(asked, buffer)
     started = time.perf_counter()
-    if len(queries):
+    attention.partial(
+        out,
+        lse,
+        queries,
+        positions,
+        table,
+        geometry,
+        scale=request.scale,
+        softcap=request.softcap,
+        window=window,
+        threads=threads,
+    )
+    return Reply(Partials([Outcome.OK] * len(asked), time.perf_counter() - started), parts)
+
+
+def _partly(
+    request: Attend,
+    queries: NDArray[np.float32],
+    tables: Sequence[Slice | None],
+    geometry: Geometry,
+    buffer: NDArray[np.uint8],
+    threads: int,
+) -> Reply:
+    """Answer a request of which some query needs a block that is not here, or that wants max and exp-sum apart."""
+    import numpy as np
+
+    good = [(query, table) for query, table in zip(request.queries, tables, strict=True) if table is not None]
+    rows = np.repeat([table is not None for table in tables], [query.rows for query in request.queries])
+    state = attention.State.empty(int(rows.sum()), request.query_heads, geometry.value_dim)
+    started = time.perf_counter()
+    if good:
         attention.attend(
             state,
-            queries,
-            position,
-            _block_table([table for table in tables if table is not None], rows, buffer),
+            queries[rows],
+            _positions(good),
+            _block_table(good, buffer),
             geometry,
             scale=request.scale,
             softcap=request.softcap,
@@ -76,62 +99,73 @@ def answer(
         )
     compute_s = time.perf_counter() - started
     arrays = [*attention.finish(state)] + ([state.max, state.exp_sum] if request.debug else [])
-    if good_rows is not None:
-        empty = [0.0, -np.inf, -np.inf, 0.0]
-        arrays = [_spread(array, good_rows, value) for array, value in zip(arrays, empty, strict=False)]
-    return Reply(Partials(outcomes, compute_s), [np.ascontiguousarray(array).data.cast("B") for array in arrays])
+    empty = [0.0, -np.inf, -np.inf, 0.0]
+    full = [_spread(array, rows, value) for array, value in zip(arrays, empty, strict=False)]
+    outcomes = [Outcome.LOST if table is None else Outcome.OK for table in tables]
+    return Reply(Partials(outcomes, compute_s), [memoryview(array).cast("B") for array in full])
 
 
-def _check(request: Attend, payload: memoryview, views: Mapping[int, View]) -> Geometry:
+def _check(request: Attend, payload: memoryview, views: Mapping[int, View]) -> tuple[Geometry, int]:
+    """Return the views' geometry and the number of query rows."""
     if not request.queries:
         raise UsageError("an attend without queries")
-    geometry = views[request.queries[0].view].geometry
-    if any(views[query.view].geometry != geometry for query in request.queries):
-        raise UsageError("the views of one attend have different geometries", hint="send one attend per layer group")
+    geometry, rows = None, 0
+    for query in request.queries:
+        view = views.get(query.view)
+        if view is None:
+            raise UnknownViewError(
+                f"no view {query.view} on this connection", hint="extend it again from its first block"
+            )
+        if geometry is None:
+            geometry = view.geometry
+        elif view.geometry != geometry:
+            raise UsageError(
+                "the views of one attend have different geometries", hint="send one attend per layer group"
+            )
+        if not 1 <= query.rows < _LARGEST or not 0 <= query.position < _LAST_POSITION:
+            raise UsageError("a query has at least one row, at a position of at least 0")
+        rows += query.rows
+    assert geometry is not None
     if not 1 <= request.query_heads < _LARGEST or request.query_heads % geometry.kv_heads:
         raise UsageError(f"{request.query_heads} query heads over {geometry.kv_heads} kv heads")
     if not math.isfinite(request.scale) or not 0.0 <= request.softcap < math.inf:
         raise UsageError(f"no such softmax: scale {request.scale}, softcap {request.softcap}")
     if not 0 <= request.window < _LAST_POSITION:
         raise UsageError(f"no such window: {request.window}")
-    if any(not 1 <= q.rows < _LARGEST or not 0 <= q.position < _LAST_POSITION for q in request.queries):
-        raise UsageError("a query has at least one row, at a position of at least 0")
-    rows = sum(query.rows for query in request.queries)
     expected = rows * request.query_heads * geometry.head_dim * 4
     if payload.nbytes != expected:
         raise UsageError(
             f"queries have {payload.nbytes} bytes; {rows} rows of {request.query_heads} heads x {geometry.head_dim} "
             f"float32 have {expected}"
         )
-    return geometry
+    return geometry, rows
 
 
-def _block_table(tables: list[Slice], rows: NDArray[np.int32], buffer: NDArray[np.uint8]) -> attention.BlockTable:
+def _positions(asked: Sequence[tuple[ViewQuery, Slice]]) -> NDArray[np.int64]:
     import numpy as np
 
-    from dualpath.attention import BlockTable
+    each = [np.arange(query.position, query.position + query.rows, dtype=np.int64) for query, _ in asked]
+    return each[0] if len(each) == 1 else np.concatenate(each)
 
-    if len(tables) == 1:  # one sequence, the common case in decode: nothing to join
-        only, count = tables[0], len(tables[0].offset)
-        ends = np.array([[0, rows[0]], [0, count]], np.int32)
-        return BlockTable(
-            [buffer], np.zeros(count, np.int32), only.offset, only.tokens, only.position, ends[0], ends[1]
-        )
-    joined = Slice(
-        np.concatenate([table.offset for table in tables]),
-        np.concatenate([table.tokens for table in tables]),
-        np.concatenate([table.position for table in tables]),
-    )
-    row_start = np.zeros(len(tables) + 1, np.int32)
-    block_start = np.zeros(len(tables) + 1, np.int32)
-    np.cumsum(rows, out=row_start[1:])
+
+def _block_table(asked: Sequence[tuple[ViewQuery, Slice]], buffer: NDArray[np.uint8]) -> BlockTable:
+    import numpy as np
+
+    if len(asked) == 1:  # one sequence, the common case in decode: nothing to join
+        query, table = asked[0]
+        return table.alone(query.rows, buffer)
+    tables = [table for _, table in asked]
+    offset = np.concatenate([table.offset for table in tables])
+    row_start = np.zeros(len(asked) + 1, np.int32)
+    block_start = np.zeros(len(asked) + 1, np.int32)
+    np.cumsum([query.rows for query, _ in asked], out=row_start[1:])
     np.cumsum([len(table.offset) for table in tables], out=block_start[1:])
     return BlockTable(
         buffers=[buffer],
-        buffer=np.zeros(len(joined.offset), np.int32),
-        offset=joined.offset,
-        tokens=joined.tokens,
-        position=joined.position,
+        buffer=np.zeros(len(offset), np.int32),
+        offset=offset,
+        tokens=np.concatenate([table.tokens for table in tables]),
+        position=np.concatenate([table.position for table in tables]),
         row_start=row_start,
         block_start=block_start,
     )

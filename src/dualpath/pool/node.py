@@ -76,18 +76,19 @@ class NodePartials:
     compute_s: float = 0.0
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class PendingAttend:
     """An `Attend` under way."""
 
-    node: str
+    node: PoolNode
     request: Attend
     pending: Pending
 
     def result(self, timeout_s: float | None = None) -> NodePartials:
         """Wait for the answer. Raises `PeerError`, at the latest at the call's own deadline."""
         reply, payload = self.pending.result(timeout_s)
-        return _partials(self.request, _expect(Partials, reply, self.node), payload, self.node)
+        name = self.node.name
+        return _partials(self.request, _expect(Partials, reply, name), payload, name)
 
 
 @dataclass(frozen=True)
@@ -253,9 +254,7 @@ class PoolNode:
         """
         deadline = self.timeout_s if timeout_s is None else timeout_s
         payload = [memoryview(queries).cast("B")]
-        return PendingAttend(
-            self.name, request, self.peer.start(request, payload, lane=Lane.REALTIME, timeout_s=deadline)
-        )
+        return PendingAttend(self, request, self.peer.start(request, payload, lane=Lane.REALTIME, timeout_s=deadline))
 
     # --- the node itself -------------------------------------------------------------------------------------
 
@@ -296,7 +295,7 @@ def _expect(wanted: type[M], reply: Message, node: str) -> M:
 def _partials(request: Attend, reply: Partials, payload: memoryview, node: str) -> NodePartials:
     import numpy as np
 
-    rows = sum(query.rows for query in request.queries)
+    rows = sum([query.rows for query in request.queries])
     scalars = rows * request.query_heads
     extra = 3 if request.debug else 1
     values = payload.nbytes // 4 - extra * scalars
@@ -308,8 +307,8 @@ def _partials(request: Attend, reply: Partials, payload: memoryview, node: str) 
         or len(reply.outcomes) != len(request.queries)
     ):
         raise ProtocolError(f"node {node} answered {payload.nbytes} bytes for {rows} rows", node=node)
-    numbers = np.frombuffer(payload, np.float32)
-    out = numbers[:values].reshape(rows, request.query_heads, values // scalars)
-    rest = numbers[values:].reshape(extra, rows, request.query_heads)
+    shape = (rows, request.query_heads)
+    out = np.ndarray((*shape, values // scalars), np.float32, payload)
+    rest = [np.ndarray(shape, np.float32, payload, 4 * (values + n * scalars)) for n in range(extra)]
     largest, exp_sum = rest[1:] if request.debug else (None, None)
     return NodePartials(reply.outcomes, out, rest[0], largest, exp_sum, reply.compute_s)

@@ -105,8 +105,8 @@ class PoolService:
             name,
             time.perf_counter() - started,
             bytes_in=received,
-            bytes_out=sum(part.nbytes for part in reply.payload),
-            lost=sum(outcome is not Outcome.OK for outcome in outcomes),
+            bytes_out=sum([part.nbytes for part in reply.payload]),
+            lost=len(outcomes) - outcomes.count(Outcome.OK),
         )
         return reply
 

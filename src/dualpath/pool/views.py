@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dualpath.attention import BlockTable
 from dualpath.errors import UsageError
 from dualpath.kv import DTYPE_BYTES, Parts
 from dualpath.pool.blocks import Block
@@ -41,13 +42,30 @@ def slot_bytes(geometry: Geometry) -> int:
     return Parts.of(geometry.kv_heads * streams, geometry.block_tokens, geometry.head_dim, geometry.dtype).bytes
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Slice:
     """Some blocks of a view for one layer, in token order: byte offsets int64, tokens int32, positions int64."""
 
     offset: NDArray[np.int64]
     tokens: NDArray[np.int32]
     position: NDArray[np.int64]
+    _alone: BlockTable | None = None
+
+    def alone(self, rows: int, buffer: NDArray[np.uint8]) -> BlockTable:
+        """Return these blocks of `buffer` as the page table of `rows` query rows, and of nobody else's.
+
+        The same one as last time if that was asked with the same: decoding asks again step after step.
+        """
+        last = self._alone
+        if last is not None and last.row_start[1] == rows and last.buffers[0] is buffer:
+            return last
+        import numpy as np
+
+        count = len(self.offset)
+        ends = np.array([[0, rows], [0, count]], np.int32)
+        which = np.zeros(count, np.int32)
+        self._alone = BlockTable([buffer], which, self.offset, self.tokens, self.position, ends[0], ends[1])
+        return self._alone
 
 
 class View:
@@ -65,6 +83,8 @@ class View:
         self._offsets: Any = None
         self._tokens: Any = None
         self._position: Any = None
+        self._span = (0, 0)
+        self._slices: dict[int, Slice] = {}  # by layer, of blocks `_span`
 
     def check(self, group: int, geometry: Geometry, blocks: Sequence[ViewBlock]) -> None:
         """Raise `UsageError` unless `blocks` may follow."""
@@ -93,6 +113,7 @@ class View:
                     f"and {block.tokens} tokens; the view wants {layers} of {self.slot_bytes} and {item.tokens}"
                 )
         self._grow(layers, len(wanted))
+        self._slices = {}
         outcomes = []
         for item, block in zip(wanted, found, strict=True):
             if block is not None:
@@ -110,7 +131,8 @@ class View:
     def table(self, layer: int, blocks: int, oldest: int) -> Slice | None:
         """Return the first `blocks` blocks without those wholly before position `oldest`; `None` if one has a hole.
 
-        Raises `UsageError` for a layer or a number of blocks that the view does not have.
+        The same object as last time if that was asked with the same and the view has not grown. Raises `UsageError` for
+        a layer or a number of blocks that the view does not have.
         """
         if not 0 <= blocks <= self.count or (self.layers and not 0 <= layer < self.layers):
             raise UsageError(
@@ -120,15 +142,23 @@ class View:
         if oldest > 0 and blocks:
             ends = self._position[:blocks] + self._tokens[:blocks]
             start = int(ends.searchsorted(oldest, side="right"))
-        if self._first_hole is not None and self._hole_in(start, blocks):
-            return None
-        if not self.layers:  # nothing but holes so far, and none of them is asked for
-            import numpy as np
+        if (start, blocks) != self._span:
+            self._span, self._slices = (start, blocks), {}
+        found = self._slices.get(layer)
+        if found is None and not self._hole_in(start, blocks):
+            found = self._slices[layer] = self._slice(layer, start, blocks)
+        return found
 
-            return Slice(np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int64))
-        return Slice(self._offsets[layer, start:blocks], self._tokens[start:blocks], self._position[start:blocks])
+    def _slice(self, layer: int, start: int, stop: int) -> Slice:
+        if self.layers:
+            return Slice(self._offsets[layer, start:stop], self._tokens[start:stop], self._position[start:stop])
+        import numpy as np  # nothing but holes so far, and none of them is asked for
+
+        return Slice(np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int64))
 
     def _hole_in(self, start: int, stop: int) -> bool:
+        if self._first_hole is None:
+            return False
         return bool(start < stop) and (not self.layers or bool((self._offsets[0, start:stop] < 0).any()))
 
     def _grow(self, layers: int, more: int) -> None:

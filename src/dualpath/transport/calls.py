@@ -84,6 +84,7 @@ class CallConnection:
 
     def __init__(self, stream: Stream, node: str) -> None:
         self.stream = stream
+        stream.wait_in_kernel()
         self.node = node
         self.error: PeerError | None = None
         self._ids = itertools.count(1)
@@ -92,6 +93,7 @@ class CallConnection:
         self._sending = threading.Lock()
         self._receiving = threading.Lock()
         self._changed = threading.Condition(threading.Lock())
+        self._followers = 0  # threads in, or about to be in, `_changed.wait`
 
     def usable(self) -> bool:
         """Whether a new call has a chance here. An idle connection asks the kernel whether the peer is still there."""
@@ -102,7 +104,9 @@ class CallConnection:
     ) -> PendingCall:
         """Send a request. Errors are kept for `PendingCall.result`."""
         pending = PendingCall(self, self.node, deadline, into)
-        if not self._sending.acquire(timeout=max(0.0, deadline - time.monotonic())):
+        if not self._sending.acquire(blocking=False) and not self._sending.acquire(
+            timeout=max(0.0, deadline - time.monotonic())
+        ):
             pending.fail(DeadlineError(f"{self.node}: busy sending earlier requests", node=self.node))
             return pending
         try:
@@ -138,12 +142,22 @@ class CallConnection:
                     self._lead(pending, until)
                 finally:
                     self._receiving.release()
-                    with self._changed:
-                        self._changed.notify_all()
+                    self._wake_followers()
             else:
                 with self._changed:
-                    if not pending.done and self._receiving.locked():
-                        self._changed.wait(remaining)
+                    self._followers += 1
+                    try:
+                        if not pending.done and self._receiving.locked():
+                            self._changed.wait(remaining)
+                    finally:
+                        self._followers -= 1
+
+    def _wake_followers(self) -> None:
+        """A call is done, or nobody leads. Said after that has become true, and a follower counts itself before it
+        looks: so either it sees it, or it is counted here."""
+        if self._followers:
+            with self._changed:
+                self._changed.notify_all()
 
     def _lead(self, pending: PendingCall, until: float) -> None:
         while not pending.done:
@@ -170,8 +184,7 @@ class CallConnection:
         pending = self._pending.pop(head.request_id, None)
         if pending is not None:
             pending.finish(head.message, payload, descriptors)
-            with self._changed:
-                self._changed.notify_all()
+            self._wake_followers()
         elif head.request_id == 0 and isinstance(head.message, Failure):
             raise error_of(head.message, self.node)
         elif not 0 < head.request_id <= self._last_id:
@@ -220,8 +233,7 @@ class CallConnection:
                 self._pending.popitem()[1].fail(error)
             except KeyError:
                 break
-        with self._changed:
-            self._changed.notify_all()
+        self._wake_followers()
 
     def dispose(self) -> None:
         """Close for good, once no thread is inside."""

@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dualpath.errors import PeerError, ProtocolError, UnreachableError, UsageError
 from dualpath.transport.base import Service, Ticket
@@ -102,11 +102,7 @@ class MappedPeer(StreamPeer):
         ticket = ReadTicket(len(refs), time.monotonic() + timeout_s, on_item)
         self._requests += 1
         if refs:
-            import numpy as np
-
-            # Here, not in the copying thread: that one should do nothing but copy.
-            arrays: Any = [np.frombuffer(target, np.uint8) for target in targets]
-            requests = split(ticket, refs, arrays, slot_bytes)
+            requests = split(ticket, refs, targets, slot_bytes)
             ticket.hold(len(requests))
             ticket.abort = ticket.settle_all
             ticket.ended = self._watchdog.forget
@@ -143,20 +139,36 @@ class MappedPeer(StreamPeer):
     def _copy(self) -> None:
         while (request := self._jobs.get()) is not None:
             try:
-                mapping = self._mapping(request.slot_bytes, request.ticket.deadline)
+                if request.ticket.listened:
+                    self._copy_in_pieces(request)
+                elif request.ticket.settled:  # cancelled, or too late
+                    request.let_go()
+                else:
+                    request.finish(self._copy_whole(request), None)
             except PeerError as error:
                 self._lose([request], error)
-                continue
-            ticket, count = request.ticket, len(request.refs)
-            step = max(1, PIECE_BYTES // request.slot_bytes) if ticket.listened else count
-            for start in range(0, count, step):
-                if ticket.settled:
-                    break  # cancelled, or too late
-                end = start + step
-                places: Any = request.destinations[start:end]  # arrays, see `read`
-                outcomes = mapping.copy(request.refs[start:end], places)
-                ticket.settle_some(request.first + start, outcomes, None)
-            request.let_go()
+
+    def _copy_whole(self, request: ReadRequest) -> list[Outcome]:
+        """Copy out of the mapping that there is, and only then ask whether it may be believed: a connection that lives
+        now has lived all the while. Asking lets other threads run, and after the copy none has a reason to."""
+        mapping = self._mappings.get(request.slot_bytes)
+        if mapping is not None:
+            outcomes = mapping.copy(request.refs, request.destinations)
+            if mapping.connection.usable():
+                return outcomes
+        return self._mapping(request.slot_bytes, request.ticket.deadline).copy(request.refs, request.destinations)
+
+    def _copy_in_pieces(self, request: ReadRequest) -> None:
+        """Somebody wants to hear of items as they come."""
+        mapping = self._mapping(request.slot_bytes, request.ticket.deadline)
+        step = max(1, PIECE_BYTES // request.slot_bytes)
+        for start in range(0, len(request.refs), step):
+            if request.ticket.settled:
+                break
+            end = start + step
+            outcomes = mapping.copy(request.refs[start:end], request.destinations[start:end])
+            request.ticket.settle_some(request.first + start, outcomes, None)
+        request.let_go()
 
     @staticmethod
     def _lose(requests: Sequence[ReadRequest], error: PeerError) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from dualpath.attention.copying import copy_blocks
 from dualpath.transport.calls import CallConnection
 from dualpath.wire.messages import Outcome, SlotRef
 
@@ -32,7 +32,7 @@ class Mapping:
 
     def current(self, ref: SlotRef) -> bool:
         """Whether `ref` still names what it named."""
-        return ref.slot < self.slots and int(self.generations[ref.slot]) == ref.generation
+        return 0 <= ref.slot < self.slots and int(self.generations[ref.slot]) == ref.generation
 
     def stale(self, slots: NDArray[np.int64], generations: NDArray[np.uint64]) -> NDArray[np.intp]:
         """Return the indices of the slots whose generation is another one by now, all looked at in one go."""
@@ -42,21 +42,22 @@ class Mapping:
             return np.flatnonzero((slots >= self.slots) | (self.generations.take(slots, mode="clip") != generations))
         return np.flatnonzero(self.generations[slots] != generations)
 
-    def copy(self, refs: Sequence[SlotRef], destinations: Sequence[NDArray[np.uint8]]) -> list[Outcome]:
-        """Copy slots out; `LOST` are those that are, or were meanwhile, no longer what their `refs` name."""
-        import numpy as np
-
-        size, data, slots, now = self.slot_bytes, self.data, self.slots, self._now
-        good = [ref.slot < slots and now[ref.slot] == ref.generation for ref in refs]
-        whole = all(good)
-        wanted = refs if whole else [ref for ref, ok in zip(refs, good, strict=True) if ok]
-        sources = [data[ref.slot * size : (ref.slot + 1) * size] for ref in wanted]
-        targets = destinations if whole else [place for place, ok in zip(destinations, good, strict=True) if ok]
-        # Nothing of Python's runs between two copies but the call: its cache is cold there, and others want the lock.
-        deque(map(np.copyto, targets, sources), maxlen=0)
-        if whole and all(now[ref.slot] == ref.generation for ref in refs):
-            return [Outcome.OK] * len(refs)
-        return [
-            Outcome.OK if ok and now[ref.slot] == ref.generation else Outcome.LOST
-            for ref, ok in zip(refs, good, strict=True)
-        ]
+    def copy(self, refs: Sequence[SlotRef], destinations: Sequence[memoryview]) -> list[Outcome]:
+        """Copy slots out, into flat bytes of a slot each; `LOST` are those that are, or were meanwhile, no longer what
+        their `refs` name."""
+        size, now = self.slot_bytes, self._now
+        slots, wanted = [ref.slot for ref in refs], [ref.generation for ref in refs]
+        if (
+            min(slots, default=0) >= 0
+            and max(slots, default=0) < self.slots
+            and [now[slot] for slot in slots] == wanted
+        ):
+            copy_blocks(self.data, [slot * size for slot in slots], destinations, size)
+            if [now[slot] for slot in slots] == wanted:  # as nearly always
+                return [Outcome.OK] * len(refs)
+            good = [True] * len(refs)
+        else:
+            good = [self.current(ref) for ref in refs]
+            offsets = [slot * size for slot, ok in zip(slots, good, strict=True) if ok]
+            copy_blocks(self.data, offsets, [place for place, ok in zip(destinations, good, strict=True) if ok], size)
+        return [Outcome.OK if ok and self.current(ref) else Outcome.LOST for ref, ok in zip(refs, good, strict=True)]

@@ -31,6 +31,7 @@ READ_AHEAD = 16 << 10
 IOV_MAX = 512  # the kernel takes 1024
 PIECE_BYTES = 256 << 10
 MAX_DESCRIPTORS = 4
+NAP_S = 0.25  # the longest that a receive with a deadline sleeps before it looks at the clock again
 _LARGE = 256 << 10  # from here on, waking up for every few segments costs more than setting a timeout
 _WAITALL, _DONTWAIT = int(socket.MSG_WAITALL), int(socket.MSG_DONTWAIT)
 
@@ -42,11 +43,14 @@ def size_of(buffers: Sequence[Any]) -> int:
 
 def _byte_views(buffers: Sequence[Any]) -> list[memoryview]:
     """Return the buffers as flat bytes."""
-    views = [buffer if type(buffer) is memoryview else memoryview(buffer) for buffer in buffers]
-    return [view if view.ndim == 1 and view.itemsize == 1 else _flat(view) for view in views]
+    return [
+        buffer if type(buffer) is memoryview and buffer.itemsize == 1 and buffer.ndim == 1 else _flat(buffer)
+        for buffer in buffers
+    ]
 
 
-def _flat(view: memoryview) -> memoryview:
+def _flat(buffer: Any) -> memoryview:
+    view = memoryview(buffer)
     return view.cast("B") if view.nbytes else memoryview(b"")
 
 
@@ -82,6 +86,13 @@ class Stream:
         self._view = memoryview(bytearray(READ_AHEAD))
         self._from = self._to = 0  # ahead[from:to) has been received and not consumed
         self._in_payload = False
+        self._naps = False
+        self._timeout_s = 0.0
+
+    def wait_in_kernel(self) -> None:
+        """From now on a receive of a head, of which each has a deadline, waits within its own system call. Where
+        answers are short, a `poll` before each is a good part of their cost."""
+        self._naps = True
 
     @property
     def in_frame(self) -> bool:
@@ -118,7 +129,7 @@ class Stream:
             self.sent += len(head)
             return
         left += len(head)
-        views.insert(0, memoryview(head))
+        views = [memoryview(head), *views]
         ancillary: list[tuple[int, int, Any]] = []
         if descriptors:
             ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
@@ -177,8 +188,19 @@ class Stream:
             self._from, self._to = 0, count
 
     def _recv_ahead(self, deadline: float | None) -> int:
-        if deadline is not None:
-            self._poll(select.POLLIN, deadline)
+        if deadline is None:
+            return self._recv_now()
+        while True:
+            if self._naps and deadline - time.monotonic() > NAP_S:
+                self._set_timeout(NAP_S)
+            else:
+                self._poll(select.POLLIN, deadline)
+            try:
+                return self._recv_now()
+            except BlockingIOError:
+                continue  # the nap is over: is there time for another one?
+
+    def _recv_now(self) -> int:
         if not self.takes_descriptors:
             count = self.sock.recv_into(self._view)
         else:
@@ -228,8 +250,13 @@ class Stream:
         remaining = deadline - time.monotonic()
         if remaining <= 0:
             raise TimeoutError("deadline passed")
-        timeval = struct.pack("ll", int(remaining), int(remaining % 1 * 1e6) + 1)
-        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
+        self._set_timeout(remaining)
+
+    def _set_timeout(self, timeout_s: float) -> None:
+        if timeout_s != self._timeout_s:
+            timeval = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6) + 1)
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
+            self._timeout_s = timeout_s
 
     def payload_done(self) -> None:
         """The payload of the last head has been taken completely."""
@@ -237,6 +264,11 @@ class Stream:
 
     def recv_payload(self, count: int, deadline: float | None = None) -> memoryview:
         """Return a whole payload of `count` bytes in a buffer of its own."""
+        if count <= self._to - self._from:  # it came with the head, as a small one does
+            payload = memoryview(bytearray(self._view[self._from : self._from + count]))
+            self._from += count
+            self._in_payload = False
+            return payload
         payload = memoryview(bytearray(count))
         if count:
             self.recv_into([payload], deadline)

@@ -21,22 +21,28 @@ class Turns:
 
     def __init__(self) -> None:
         self._sending = [0] * len(Lane)
-        self._changed = threading.Condition(threading.Lock())
+        self._waiting = 0
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
 
     def enter(self, lane: Lane) -> None:
         """A reply of `lane` begins."""
-        with self._changed:
+        with self._lock:
             self._sending[lane] += 1
 
     def leave(self, lane: Lane) -> None:
         """It has been handed over, or failed."""
-        with self._changed:
+        with self._lock:
             self._sending[lane] -= 1
-            if not self._sending[lane]:
+            if self._waiting and not self._sending[lane]:
                 self._changed.notify_all()
 
     def wait(self, lane: Lane) -> None:
         """Return when no lane above `lane` is sending, at the latest after `PATIENCE_S`."""
         if any(self._sending[:lane]):
-            with self._changed:
-                self._changed.wait_for(lambda: not any(self._sending[:lane]), PATIENCE_S)
+            with self._lock:
+                self._waiting += 1
+                try:
+                    self._changed.wait_for(lambda: not any(self._sending[:lane]), PATIENCE_S)
+                finally:
+                    self._waiting -= 1
