@@ -166,6 +166,8 @@ def special(name: str, kind: bytes) -> tuple[tarfile.TarInfo, bytes]:
         (made(manifest(commands=[{"line": "lspci"}])), "commands/0000.out is missing"),
         (made(manifest(), (tarfile.TarInfo("files/../../etc/passwd"), b"x")), "a member named"),
         (made(manifest(), (tarfile.TarInfo("/etc/passwd"), b"x")), "a member named"),
+        (made(manifest(), (tarfile.TarInfo("files/sys/class/net/$(reboot)/mtu"), b"9000")), "paste into a shell"),
+        (made(manifest(), special("links/sys/class/infiniband/a;b@", tarfile.SYMTYPE)), "paste into a shell"),
         (made(manifest(), special("files/dev/sda", tarfile.BLKTYPE)), "neither a file nor a link"),
         (made(manifest(), special("files/x", tarfile.LNKTYPE)), "neither a file nor a link"),
         (made(manifest(), (tarfile.TarInfo("files/x"), b"\xff\xfe")), "decode"),

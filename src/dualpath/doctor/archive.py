@@ -17,6 +17,7 @@ import gzip
 import io
 import os
 import posixpath
+import re
 import sys
 import tarfile
 import zlib
@@ -36,6 +37,9 @@ LARGEST_MEMBER = 32 << 20
 LARGEST_TOTAL = 256 << 20
 MOST_MEMBERS = 200_000
 """Far above what a host with hundreds of NICs says, far below what hurts."""
+
+_DEVICE = re.compile(r"/sys/class/(?:net|infiniband)/([^/]+)")
+_SHELL = re.compile(r"[\s\"'`$;&|<>(){}*?!\\]")
 
 _AGAIN = "record the host again with `dualpath doctor collect`"
 
@@ -204,6 +208,8 @@ def _take(archive: tarfile.TarFile, member: tarfile.TarInfo, texts: dict[str, st
     name = member.name
     if posixpath.normpath(name) != name or name.startswith(("/", "..")):
         raise _Refused(f"a member named {name!r}")
+    if (device := _DEVICE.search(name)) and _SHELL.search(device[1]):
+        raise _Refused(f"an interface named {device[1]!r}: fixes are commands that people paste into a shell")
     if member.issym():
         links[name.removesuffix("@")] = member.linkname
     elif member.isdir():

@@ -102,7 +102,7 @@ def _probes(host: Host) -> Iterator[Finding]:
         )
     probes: dict[str, dict[int, str]] = {}
     for line in host.recording.commands:
-        asked = re.fullmatch(r"ping -M do .*-s (\d{1,5}) (\S+)", line, re.ASCII)
+        asked = re.fullmatch(r"ping -M do .*-s (\d{1,5}) ([\w.:%-]+)", line, re.ASCII)
         if asked:
             # what ping -s gives is the payload: 8 bytes of ICMP go before it, and 20 of IPv4 or 40 of IPv6
             size = int(asked[1]) + (48 if ":" in asked[2] else 28)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 from dualpath.doctor.base import Check, Finding, Level
@@ -38,7 +39,7 @@ def judge(host: Host) -> Iterator[Finding]:
                 if roce
                 else ""
             ),
-            fix=f"ping -M do -s 8972 {raw.remote_host if raw else ''}  # fits MTU 9000 over IPv4"
+            fix=f"ping -M do -s 8972 {shlex.quote(raw.remote_host) if raw else ''}  # fits MTU 9000 over IPv4"
             + ("; then compare show_gids and mlnx_qos of both ends" if roce else ""),
             evidence=tuple(
                 f"bench raw: {size} bytes: {rows[size].bits_per_s / 1e9:.3g} Gbit/s" for size in sorted(rows)
