@@ -137,14 +137,18 @@ def test_mutant_that_forgets_the_rescale_fails(
 ) -> None:
     from dualpath import attention
 
-    def unscaled(states: Any) -> Any:
+    def unscaled(parts: Any, sinks: Any = None) -> Any:
+        states = [
+            p if isinstance(p, attention.State) else attention.State(p[1], torch.ones(p[1].shape).numpy(), p[0])
+            for p in parts
+        ]
         acc, exp_sum = states[0].acc.copy(), states[0].exp_sum.copy()
         for state in states[1:]:  # every part counts by its own max: no e^(max - common max)
             acc += state.acc
             exp_sum += state.exp_sum
-        return attention.State(torch.zeros(states[0].max.shape).numpy(), exp_sum, acc)
+        return attention.finish(attention.State(torch.zeros(states[0].max.shape).numpy(), exp_sum, acc), sinks)
 
-    monkeypatch.setattr(attention, "combine", unscaled)
+    monkeypatch.setattr(attention, "join", unscaled)
     assert not identical(reference, *decode(reference, nodes, "reduce", chunked=True, new=8))
 
 
