@@ -300,6 +300,19 @@ def test_a_lost_connection_is_made_anew_and_views_are_told_again(nodes: LocalNod
         world.step([(a, 1)])
 
 
+def test_a_view_that_grows_after_its_connection_was_lost_is_told_from_its_beginning(nodes: LocalNodes) -> None:
+    with Opened(nodes, HYBRID, Scheme.REDUCE) as world:
+        a = world.open()
+        world.append(a, 60)
+        b = world.fork(a)
+        for _ in range(HYBRID.block_tokens + 1):  # within so many steps a block is sealed, and the view extended
+            for node in world.path.pool.nodes:  # type: ignore[union-attr]
+                for stream in node.peer._streams:  # type: ignore[attr-defined]
+                    stream.shutdown()
+            world.step([(a, 1)])
+        world.step([(a, 1), (b, 1)])
+
+
 def test_the_directory_knows_where_blocks_are_and_how_far_sequences_got(nodes: LocalNodes) -> None:
     directory = MemoryDirectory()
     with dualpath.connect(nodes.spec, tenant="told") as pool:

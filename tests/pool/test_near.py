@@ -189,6 +189,14 @@ def test_a_view_keeps_its_blocks_until_it_is_dropped(wire: DirectConnection, ser
         ask(wire, [sequence], [1])
 
 
+def test_a_view_that_lost_its_beginning_says_so(wire: DirectConnection) -> None:
+    sequence = Sequence(wire, 1, GQA, [8, 8], 1)
+    sequence.extend()
+    request = Attend(0, HEADS, 1.0, 0.0, 0, False, [ViewQuery(1, 3, 1, 16)])
+    with pytest.raises(UnknownViewError, match="a view of 2 blocks, not 3"):
+        wire.call(request, bytes(HEADS * 16 * 4))
+
+
 def test_a_closed_connection_drops_its_views(service: PoolService) -> None:
     first, second = DirectConnection(service, owner=b"a"), DirectConnection(service, owner=b"a")
     sequence = Sequence(first, 1, GQA, [8, 8], 1)
@@ -211,7 +219,6 @@ def test_a_closed_connection_drops_its_views(service: PoolService) -> None:
         {"scale": float("nan")},
         {"softcap": -1.0},
         {"window": -1},
-        {"queries": [ViewQuery(1, 3, 1, 16)]},
         {"queries": [ViewQuery(1, -1, 1, 16)]},
         {"queries": [ViewQuery(1, 2, 0, 16)]},
         {"queries": [ViewQuery(1, 2, 2, 16)]},

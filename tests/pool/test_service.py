@@ -50,6 +50,14 @@ def test_what_was_written_is_read(wire: Wire) -> None:
     assert (resolved.refs, resolved.tokens) == ([refs, []], [4, 0])
 
 
+def test_a_reference_means_nothing_to_another_node() -> None:
+    first, second = (Wire(PoolService(64 * KIB), owner=b"a") for _ in range(2))
+    refs = first.put(key(1), fill(1))
+    second.put(key(2), fill(7))  # into the same slots
+    assert first.call(Read(KIB, refs))[0].outcomes == [OK, OK]
+    assert second.call(Read(KIB, refs))[0].outcomes == [LOST, LOST]
+
+
 def test_reads_send_from_the_arena_and_hold_it(wire: Wire, service: PoolService) -> None:
     refs = wire.put(key(1), fill(1))
     reply = service.handle(wire.session, Read(KIB, refs), memoryview(b""))

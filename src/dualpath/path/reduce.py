@@ -169,9 +169,13 @@ class Reducer:
         return self._pool.nodes[share.node].start_attend(message, q, timeout_s=self._deadline_s)
 
     def _renew(self, plan: GroupPlan, share: _Share) -> None:
-        """Tell a node that has forgotten its views what they were."""
+        """Tell a node that has forgotten its views, or their beginnings, what they were."""
+        wanted: dict[int, list[Entry]] = {}  # forks that share a view may mean different numbers of its blocks
         for query, entries in zip(share.queries, share.entries, strict=True):
-            view = next(view for view in self._views.values() if view.id == query.view)
+            wanted[query.view] = max(wanted.get(query.view, []), entries, key=len)
+        for id, entries in wanted.items():
+            view = next(view for view in self._views.values() if view.id == id)
+            self._pool.nodes[share.node].drop_view(id)
             view.serials.clear()
             self._extend(view, plan, entries)
 

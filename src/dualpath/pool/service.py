@@ -11,6 +11,7 @@ What a request touches is held until its reply has been sent, so that no slot is
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -65,7 +66,9 @@ class PoolService:
         self.meter = Meter()
         self._lock = threading.Lock()
         self._arenas: dict[tuple[str, int], Arena] = {}
-        self._store = BlockStore(capacity, self._make_arena, clock, grace_s=grace_s)
+        self._store = BlockStore(
+            capacity, self._make_arena, clock, grace_s=grace_s, first_generation=1 + secrets.randbits(32)
+        )
         self._views = 0
         self._answers: dict[type[Message], Callable[[Session, Any, memoryview], Reply]] = {
             wire.Prepare: self._prepare,

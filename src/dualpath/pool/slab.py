@@ -4,8 +4,9 @@
     warm      free; their pages still exist, so they are used first
     cold      free; their pages were given back, or were never touched (every slot from `_fresh` on)
 
-`generations[slot]` starts at 1 with the first use and grows by one each time the slot is freed, so that a reference
-(slot, generation) never becomes valid again.
+`generations[slot]` starts at `first_generation` with the first use and grows by one each time the slot is freed, so that
+a reference (slot, generation) never becomes valid again. A node starts at a number of its own, so that it takes no
+reference of another node, or of the process that ran here before it, for one of its own.
 """
 
 from __future__ import annotations
@@ -34,9 +35,10 @@ MakeMemory = Callable[[str, int, int], Memory]
 class Slab:
     """The slots of one tenant's arena of one slot size."""
 
-    def __init__(self, tenant: str, memory: Memory) -> None:
+    def __init__(self, tenant: str, memory: Memory, first_generation: int) -> None:
         self.tenant = tenant
         self.memory = memory
+        self._first_generation = first_generation
         self.slot_bytes = memory.slot_bytes
         self.taken = 0
         self._warm: list[int] = []
@@ -57,7 +59,7 @@ class Slab:
         else:
             slot = self._fresh
             self._fresh += 1
-            self.memory.generations[slot] = 1
+            self.memory.generations[slot] = self._first_generation
         self.taken += 1
         return slot
 
@@ -87,8 +89,9 @@ class Slab:
 class Slabs:
     """All slabs of a node."""
 
-    def __init__(self, capacity: int, make_memory: MakeMemory) -> None:
+    def __init__(self, capacity: int, make_memory: MakeMemory, first_generation: int) -> None:
         self._capacity = capacity
+        self._first_generation = first_generation
         self._make_memory = make_memory
         self._slabs: dict[tuple[str, int], Slab] = {}
 
@@ -108,7 +111,8 @@ class Slabs:
         """Return the slab, a new one if need be: as many slots as fit into the whole capacity."""
         slab = self.find(tenant, slot_bytes)
         if slab is None:
-            slab = Slab(tenant, self._make_memory(tenant, self._capacity // slot_bytes, slot_bytes))
+            memory = self._make_memory(tenant, self._capacity // slot_bytes, slot_bytes)
+            slab = Slab(tenant, memory, self._first_generation)
             self._slabs[tenant, slot_bytes] = slab
         return slab
 

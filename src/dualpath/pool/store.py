@@ -45,13 +45,19 @@ class BlockStore:
     """Blocks of all tenants of a node. Not thread-safe: the service has the lock. A method does all or nothing."""
 
     def __init__(
-        self, capacity: int, make_memory: MakeMemory, clock: Callable[[], float], *, grace_s: float = GRACE_S
+        self,
+        capacity: int,
+        make_memory: MakeMemory,
+        clock: Callable[[], float],
+        *,
+        grace_s: float = GRACE_S,
+        first_generation: int = 1,
     ) -> None:
         self.capacity = capacity
         self.used = 0
         self.evictions = 0
         self._clock = clock
-        self._slabs = Slabs(capacity, make_memory)
+        self._slabs = Slabs(capacity, make_memory, first_generation)
         self._at: dict[tuple[Slab, int], Block] = {}
         self._sealed: dict[tuple[str, BlockKey], Block] = {}
         self._prepared: dict[tuple[Owner, BlockKey], Block] = {}

@@ -17,6 +17,7 @@ from dualpath.attention import BlockTable
 from dualpath.errors import UsageError
 from dualpath.kv import DTYPE_BYTES, Parts
 from dualpath.pool.blocks import Block
+from dualpath.wire.failures import UnknownViewError
 from dualpath.wire.messages import Geometry, Outcome, ViewBlock
 
 if TYPE_CHECKING:
@@ -132,9 +133,14 @@ class View:
         """Return the first `blocks` blocks without those wholly before position `oldest`; `None` if one has a hole.
 
         The same object as last time if that was asked with the same and the view has not grown. Raises `UsageError` for
-        a layer or a number of blocks that the view does not have.
+        a layer that the view does not have, `UnknownViewError` for blocks that it does not: what they followed was
+        forgotten with the connection that it came over.
         """
-        if not 0 <= blocks <= self.count or (self.layers and not 0 <= layer < self.layers):
+        if blocks > self.count:
+            raise UnknownViewError(
+                f"a view of {self.count} blocks, not {blocks}", hint="drop it, and extend it again from its first block"
+            )
+        if blocks < 0 or (self.layers and not 0 <= layer < self.layers):
             raise UsageError(
                 f"layer {layer} of {blocks} blocks in a view of {self.layers} layers and {self.count} blocks"
             )
