@@ -1,6 +1,8 @@
 """Several rails to one node: which there are, that they share the work, and that the loss of one costs nothing."""
 
 import ipaddress
+import socket
+import struct
 import time
 from collections import deque
 from contextlib import ExitStack, closing
@@ -12,12 +14,13 @@ from dualpath.host.addresses import LocalAddress, local_addresses, reaching
 from dualpath.testing.transport import FaultyLink, MemoryService
 from dualpath.testing.transport_case import buffers, eventually, refs
 from dualpath.transport.credit import FIRST_FRAME_BYTES, FRAME_S, Credit
-from dualpath.transport.dial import Tcp
+from dualpath.transport.dial import Dialer, Tcp, is_same_host
 from dualpath.transport.rails import MAX_RAILS, rails_to
+from dualpath.transport.reads import ReadLane
 from dualpath.transport.requests import REQUEST_BYTES, Batch, split
 from dualpath.transport.tcp import TcpPeer, TcpServer
 from dualpath.transport.ticket import ReadTicket
-from dualpath.wire.messages import Done, Outcome, Ping
+from dualpath.wire.messages import Done, Lane, Outcome, Ping
 
 SLOT = 4096
 
@@ -68,6 +71,22 @@ def test_a_name_that_was_dialled_is_kept_and_nonsense_is_skipped():
     assert len(rails_to(Tcp("n", 1), [f"10.0.1.{n}:1" for n in range(200)], HERE)) == MAX_RAILS
 
 
+def test_what_means_something_else_here_is_no_rail():
+    advertised = [
+        "127.0.0.1:1", "10.0.1.1:1", "0.0.0.0:1", "[::]:1", "[fe80::1]:1", "224.0.0.1:1", "10.0.1.2:0", "b..c:1",
+        "10.0.0.2:1", "10.0.1.2:1", "10.0.1.2:1",
+    ]  # fmt: skip
+    assert [rail.address.host for rail in rails_to(Tcp("10.0.0.2", 1), advertised, HERE)] == ["10.0.0.2", "10.0.1.2"]
+    here = rails_to(Tcp("127.0.0.1", 1), ["127.0.0.1:1", "10.0.1.1:1"], HERE)  # a node on this host
+    assert [rail.address.host for rail in here] == ["127.0.0.1", "10.0.1.1"]
+
+
+def test_rails_of_the_sixth_version():
+    here = [local("eth2", "fd00:0::1/64"), local("eth3", "fd00:1::1/64")]
+    rails = rails_to(Tcp("fd00::2", 7), ["[fd00::2]:7", "[fd00:1:0::2]:7"], here)
+    assert names(rails) == [("eth2", "fd00::1", "fd00::2"), ("eth3", "fd00:1::1", "fd00:1::2")]
+
+
 def test_addresses_of_this_host():
     assert "127.0.0.1" in [one.host for one in local_addresses()]
     assert reaching("127.0.0.7", HERE) == [HERE[2]]
@@ -100,6 +119,42 @@ def test_a_large_request_is_cut_and_drains_once():
     assert sizes == [3, 3, 2]
     assert ticket.drained
     assert list(ticket.outcomes) == [Outcome.OK] * 8
+
+
+def test_reads_are_lost_when_every_connection_was_tried():
+    lane = ReadLane(Dialer(Tcp("10.0.0.2", 1), None, "t", 1.0), Lane.PREFETCH, 2, lambda *_: None)
+    lane.closed = True  # nobody waits for another try
+    ticket = ReadTicket(1, time.monotonic() + 10, None)
+    ticket.hold(1)
+    (request,) = split(ticket, refs(1), buffers(1, 8), 8)
+    request.number = 1
+    lane.queue.append(request)
+    error = UnreachableError("refused")
+    lane.lost_connection(lane.readers[0], error, 1)
+    assert list(ticket.outcomes) == [None]
+    lane.lost_connection(lane.readers[1], error, 1)
+    assert (list(ticket.outcomes), ticket.drained, ticket.error) == ([Outcome.LOST], True, error)
+
+
+def test_a_read_that_has_ended_is_not_queued_again():
+    lane = ReadLane(Dialer(Tcp("10.0.0.2", 1), None, "t", 1.0), Lane.PREFETCH, 2, lambda *_: None)
+    ticket = ReadTicket(1, time.monotonic() + 10, None)
+    ticket.hold(1)
+    lane.abort(ticket, Outcome.CANCELLED, None)  # between a connection's end and its requests' return to the queue
+    lane.requeue(split(ticket, refs(1), buffers(1, 8), 8))
+    assert not lane.queue
+    assert ticket.drained
+
+
+def test_a_connection_that_was_reset_has_no_other_end():
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as one:
+        other, _ = listener.accept()
+        assert is_same_host(one)
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        other.close()
+        with pytest.raises(ConnectionResetError):
+            one.recv(1)
+        assert not is_same_host(one)
 
 
 # --- over sockets --------------------------------------------------------------------------------------------------
@@ -159,6 +214,30 @@ def test_a_server_with_several_addresses_tells_them(service):
         assert [rail.name for rail in peer.rails] == [f"lo → {address}" for address in server.rails]
         assert read_all(peer, service) == ([Outcome.OK] * 256, True)
         assert sum(rail.bytes_received for rail in peer.rails) == 256 * SLOT
+
+
+def test_names_are_told_as_addresses_and_each_once(service):
+    with (
+        TcpServer(service, "localhost", node_id="n", rails=[("127.0.0.2", 0)]) as server,
+        closing(TcpPeer("localhost", server.port)) as peer,
+    ):
+        peer.call(Ping())
+        assert [rail.name for rail in peer.rails] == [f"lo → 127.0.0.{n}:{server.port}" for n in (1, 2)]
+
+
+def test_a_rail_that_leads_to_another_node_is_not_used(service):
+    other = MemoryService(256, SLOT)
+    with (
+        closing(other),
+        TcpServer(other, "127.0.0.2", node_id="other") as elsewhere,
+        Behind(service, node_id="n") as server,
+        closing(TcpPeer(*server.address)) as peer,
+    ):
+        server.links = (f"127.0.0.1:{server.port}", f"127.0.0.2:{elsewhere.port}")
+        peer.call(Ping())
+        assert len(peer.rails) == 2
+        assert read_all(peer, service) == ([Outcome.OK] * 256, True)
+        assert (peer.node, other.handled) == ("n", 0)
 
 
 def test_one_rail_may_be_asked_for(service):

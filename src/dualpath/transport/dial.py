@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from dualpath.errors import AuthError, DeadlineError, ProtocolError, UnreachableError
@@ -76,8 +77,11 @@ class Unix:
 
 
 def is_same_host(sock: socket.socket) -> bool:
-    """Whether both ends of a connection are on this host."""
-    return sock.family == socket.AF_UNIX or sock.getsockname()[0] == sock.getpeername()[0]
+    """Whether both ends of a connection are on this host; no, of one that has no other end any more."""
+    try:
+        return sock.family == socket.AF_UNIX or bool(sock.getsockname()[0] == sock.getpeername()[0])
+    except OSError:
+        return False
 
 
 def tune(sock: socket.socket, lane: Lane | None = None) -> None:
@@ -113,6 +117,8 @@ class Dialer:
     owner: bytes = b""
     rail: str = ""
     """How the rail that it uses is called; empty where there is one only."""
+    leads_there: Callable[[Welcome], bool] | None = None
+    """Whether who answers is the node; `None`: whoever does."""
 
     def dial(self, lane: Lane, *, user_timeout_ms: int, deadline: float) -> tuple[Stream, Welcome]:
         """Return a stream past its handshake.
@@ -126,14 +132,18 @@ class Dialer:
             stream = Stream(self.address.connect(lane, user_timeout_ms, timeout_s), HANDSHAKE_LIMITS)
         except TimeoutError as error:
             raise DeadlineError(f"{node}: no connection in time", node=node) from error
-        except OSError as error:
+        except (OSError, ValueError) as error:  # `ValueError`: no name can be like this
             hint = "is the node running, and is the address right?"
             raise UnreachableError(f"{node}: cannot connect: {error}", node=node, hint=hint) from error
         try:
-            return stream, self._shake_hands(stream, lane, deadline)
+            welcome = self._shake_hands(stream, lane, deadline)
+            if self.leads_there is not None and not self.leads_there(welcome):
+                hint = f"let the node listen only at addresses that mean it everywhere: not at {node}"
+                raise UnreachableError(f"{node}: another node answers there, {welcome.node}", node=node, hint=hint)
         except BaseException:
             stream.close()
             raise
+        return stream, welcome
 
     def _shake_hands(self, stream: Stream, lane: Lane, deadline: float) -> Welcome:
         node = str(self.address)

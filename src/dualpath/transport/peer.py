@@ -11,6 +11,7 @@ use the first that works, and one that is cut off in the middle is made again ov
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
 import threading
@@ -24,7 +25,7 @@ from dualpath.transport.base import Destination, Ticket, TransferCounters
 from dualpath.transport.calls import CallConnection, PendingCall
 from dualpath.transport.dial import CALLER_USER_TIMEOUT_MS, RAILED_USER_TIMEOUT_MS, Dialer, Tcp, Unix
 from dualpath.transport.failover import FailoverCall
-from dualpath.transport.rails import MAX_RAILS, RailState, rails_to
+from dualpath.transport.rails import MAX_RAILS, Rail, RailState, rails_to
 from dualpath.transport.reads import ReadLane
 from dualpath.transport.requests import split
 from dualpath.transport.stall import StallWatch
@@ -121,23 +122,35 @@ class StreamPeer:
             learn = not self._told and bool(welcome.rails) and not self._closed
             self._told = True
         if learn:
-            self._learn(welcome.rails)
+            self._learn(stream, welcome.rails)
 
-    def _learn(self, advertised: Sequence[str]) -> None:
+    def _learn(self, stream: Stream, advertised: Sequence[str]) -> None:
         """The node told at which addresses it listens: use every rail that leads there."""
         first = self._rails[0]
         if not isinstance(first.address, Tcp):
             return
         from dualpath.host.addresses import local_addresses
 
-        found = rails_to(first.address, advertised, local_addresses(), nics=self._nics)[: self._max_rails]
+        with contextlib.suppress(OSError):  # what was dialled may be a name, and is one of the addresses then
+            dialled = Tcp(stream.sock.getpeername()[0], first.address.port)
+            found = rails_to(dialled, advertised, local_addresses(), nics=self._nics)[: self._max_rails]
+            self._spread(first, found)
+
+    def _spread(self, first: Dialer, found: Sequence[Rail]) -> None:
         if len(found) < 2:
             return
-        rails = [replace(first, address=rail.address, rail=str(rail)) for rail in found]
+        rails = [
+            replace(first, address=rail.address, rail=str(rail), leads_there=self._is_node if number else None)
+            for number, rail in enumerate(found)
+        ]
         for lane in self._lanes.values():
             lane.spread(rails)
         self._rails = rails
         self._stall_watch = StallWatch(self._node, tuple(self._lanes.values()))
+
+    def _is_node(self, welcome: Welcome) -> bool:
+        """Whether who answers over another rail is who answered over the first."""
+        return self._instance == welcome.instance or self._node == welcome.node
 
     # --- calls ---------------------------------------------------------------------------------------------------
 
@@ -210,12 +223,12 @@ class StreamPeer:
         if len(rails) == 1:
             return rails[0].dial(lane, user_timeout_ms=CALLER_USER_TIMEOUT_MS, deadline=deadline)
         problem: PeerError | None = None
-        for _ in rails:
+        for others in reversed(range(len(rails))):
             dialer = rails[self._turn[lane] % len(rails)]
-            until = min(deadline, time.monotonic() + min(dialer.connect_timeout_s, RAIL_CONNECT_TIMEOUT_S))
+            until = min(deadline, time.monotonic() + RAIL_CONNECT_TIMEOUT_S) if others else deadline
             try:
                 return dialer.dial(lane, user_timeout_ms=RAILED_USER_TIMEOUT_MS, deadline=until)
-            except (UnreachableError, DeadlineError) as error:
+            except PeerError as error:
                 problem = problem or error
                 self._turn[lane] += 1
         assert problem is not None
@@ -303,10 +316,10 @@ class StreamPeer:
                 caller = self._callers.pop(lane, None)
                 if caller is not None:
                     caller.dispose()
-        if self._stall_watch is not None:
-            self._stall_watch.close()
         for queue in self._lanes.values():
             queue.close()
+        if self._stall_watch is not None:  # after the lanes, whose threads may have made it until then
+            self._stall_watch.close()
         self._watchdog.close()
 
     def __enter__(self: _Peer) -> _Peer:

@@ -93,10 +93,10 @@ class ReadLane:
                     sends.append((idlest, taken))
                     idlest = min(self.readers, key=Receiver.load)
                 if idlest.load() >= WINDOW:
-                    # One more connection would help, if there is one to make.
+                    # One more connection would help, if there is one to make: by whoever can make it.
                     self.wanted = self.wanted or not all(reader.connected for reader in self.readers)
                     if self.wanted or self.queue:
-                        self.work.notify()
+                        self.work.notify_all()
         if closed:
             self._lose(requests, UnreachableError(f"{self._node}: this peer is closed"))
         for reader, taken in sends:
@@ -104,30 +104,31 @@ class ReadLane:
 
     def abort(self, ticket: ReadTicket, outcome: Outcome, error: PeerError | None) -> None:
         """End an operation early. Its items get `outcome`; it drains as soon as its connections have been shut down."""
+        ticket.settle_all(outcome, error)  # first, so that nobody queues a request of it again (`requeue`)
         with self.lock:
             dropped = [request for request in self.queue if request.ticket is ticket]
             for request in dropped:
                 self.queue.remove(request)
             busy = [reader for reader in self.readers if reader.carries(ticket)]
-        ticket.settle_all(outcome, error)
         for reader in busy:
             reader.abandon(ticket)
         for request in dropped:
             request.let_go()
 
     def lost_connection(self, reader: Receiver, error: PeerError, submitted: int) -> None:
-        """A connection could not be made: unless another one lives, or may soon, what was queued before is lost.
+        """A connection could not be made: what was queued before is lost, once that is so of every one.
 
-        Returns when it may be tried again.
+        One that lives, is being made, or has not been tried since may still take it. Returns when it may be tried again.
         """
         with self.lock:
             reader.dialing = False
-            hopeful = any(other.connected or other.dialing for other in self.readers)
-            requests = [] if hopeful else [request for request in self.queue if request.number <= submitted]
+            reader.failed = submitted
+            lost = min(0 if one.connected or one.dialing else one.failed for one in self.readers)
+            requests = [request for request in self.queue if request.number <= lost]
             for request in requests:
                 self.queue.remove(request)
         self._lose(requests, error)
-        if hopeful:
+        if lost < submitted:
             self._feed()
             with self.lock:
                 again_at = time.monotonic() + RETRY_S
@@ -144,11 +145,13 @@ class ReadLane:
         """Put requests back at the front, to run on another connection."""
         with self.lock:
             closed = self.closed
-            if not closed:
-                self.queue.extendleft(reversed(requests))
-        if closed:
-            self._lose(requests, UnreachableError(f"{self._node}: this peer is closed"))
-        elif requests:
+            ended = [request for request in requests if closed or request.ticket.settled]
+            again = [request for request in requests if request not in ended]
+            self.queue.extendleft(reversed(again))
+            if again:
+                self.work.notify_all()
+        self._lose(ended, UnreachableError(f"{self._node}: this peer is closed"))
+        if again:
             self._feed()
 
     def close(self) -> None:

@@ -43,6 +43,8 @@ class Receiver:
         self._node = str(dialer.address)
         self._credit = Credit()
         self.dialing = False
+        self.failed = 0
+        """The last request that was queued when no connection could be made."""
         self._near = True
         self.heard_at = 0.0
         """When something was last heard of a request in flight, or it was sent while nothing else was in flight."""
@@ -154,7 +156,7 @@ class Receiver:
 
     def _attach(self, stream: Stream) -> None:
         with self._lane.lock:
-            self._stream, self._abandoned, self.dialing = stream, False, False
+            self._stream, self._abandoned, self.dialing, self.failed = stream, False, False, 0
             self._near = is_same_host(stream.sock)
             self._credit.connected()
             if self._lane.closed:

@@ -126,23 +126,25 @@ class TcpServer(StreamServer):
         with contextlib.ExitStack() as undo:
             first = undo.enter_context(_listener(self._host, self._port))
             self._port = first.getsockname()[1]
-            self._others = [(host, port or self._port) for host, port in self._others]
-            listeners = [first, *(undo.enter_context(_listener(host, port)) for host, port in self._others)]
+            others = [(host, port or self._port) for host, port in self._others]
+            listeners = [first, *(undo.enter_context(_listener(host, port)) for host, port in others)]
             undo.pop_all()
-        self._rails = self._reachable_at()
+        self._rails = self._reachable_at(listeners)
         return listeners
 
-    def _reachable_at(self) -> tuple[str, ...]:
-        first = [(self._host, self._port)]
+    def _reachable_at(self, listeners: Sequence[socket.socket]) -> tuple[str, ...]:
+        """Return the addresses that were listened at, as numbers: what a name means here, it may not mean elsewhere."""
+        first, *others = [listener.getsockname()[:2] for listener in listeners]
+        places = [first]
         if self._host in _WILDCARDS:
             from dualpath.host.addresses import local_addresses
 
-            first = [
+            places = [
                 (one.host, self._port)
                 for one in local_addresses()
                 if (":" in one.host) == (":" in self._host) and not one.interface.is_loopback
             ]
-        every = [endpoint(host, port) for host, port in (*first, *self._others)]
+        every = [endpoint(host, port) for host, port in dict.fromkeys((*places, *others))]
         return tuple(every) if len(every) > 1 else ()
 
 
