@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 import dualpath
-from dualpath.errors import PeerError, UsageError
+from dualpath.errors import BlockLostError, DeadlineError, PeerError, UnreachableError, UsageError
 from dualpath.path import DualPath, PathConfig, Scheme
 from dualpath.path.fill import block_bytes
 from dualpath.testing.pool import LocalNodes
+from dualpath.wire.messages import Outcome
 
 from .world import HYBRID
 
@@ -31,12 +32,12 @@ def opened(nodes: LocalNodes, scheme: Scheme, tenant: str, *, hot: int = 2) -> A
     return pool, DualPath(HYBRID, config, pool)
 
 
-def one_step(path: DualPath, sequence: Any) -> list[Any]:
+def one_step(path: DualPath, sequence: Any, tokens: int = 1) -> list[Any]:
     noise = np.random.default_rng(7)
-    step = path.begin([(sequence, [1])])
+    step = path.begin([(sequence, [1] * tokens)])
     outs = []
     for layer in range(3):
-        q, k, v = (noise.standard_normal((1, heads, 16), np.float32) for heads in (6, 2, 2))
+        q, k, v = (noise.standard_normal((tokens, heads, 16), np.float32) for heads in (6, 2, 2))
         outs.append(step.attend(layer, q, k, v, scale=0.25))
     step.commit()
     return outs
@@ -104,3 +105,65 @@ def test_a_node_that_dies_leaves_the_sequence_empty() -> None:
                 second.attach(b, TOKENS)
             assert second.length(b) == 0
             assert second.arena.used_bytes == 0
+
+
+def test_a_failed_attach_takes_nothing_from_those_before_it(nodes: LocalNodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    first_pool, first = opened(nodes, Scheme.SHARDED, "twice")
+    second_pool, second = opened(nodes, Scheme.SHARDED, "twice")
+    with first_pool, first, second_pool, second:
+        a = first.open()
+        first.fill_random(a, TOKENS, seed=3)
+        b, c = second.open(), second.open()
+        assert second.attach(b, TOKENS[:24]) == 24
+        with monkeypatch.context() as patch:
+            patch.setattr(second_pool.nodes[1], "commit", lambda keys: [Outcome.LOST] * len(keys))
+            with pytest.raises(BlockLostError, match="gave up"):
+                second.attach(c, TOKENS)
+        first.close_sequence(a)
+        one_step(second, b)
+        d = second.open()
+        assert second.attach(d, TOKENS) == 24  # the failed one kept nothing of its own
+        with pytest.raises(UsageError):
+            [second.close_sequence(d) for _ in range(2)]
+        one_step(second, b)
+
+
+def test_a_lease_that_cannot_be_ended_is_no_failure(nodes: LocalNodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    def silent(*_: Any) -> None:
+        raise UnreachableError("gone")
+
+    first_pool, first = opened(nodes, Scheme.SHARDED, "lease")
+    second_pool, second = opened(nodes, Scheme.SHARDED, "lease")
+    with first_pool, first, second_pool, second:
+        first.fill_random(first.open(), TOKENS, seed=3)
+        monkeypatch.setattr(second_pool.nodes[0], "renew", silent)
+        assert second.attach(second.open(), TOKENS) == 40
+
+
+def test_a_step_that_one_node_does_not_seal_leaves_nothing_at_the_other(
+    nodes: LocalNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, path = opened(nodes, Scheme.SHARDED, "half", hot=4)
+    with pool, path:
+        before = pool.nodes[0].stats()["blocks_sealed"]
+        monkeypatch.setattr(pool.nodes[1], "commit", lambda keys: [Outcome.LOST] * len(keys))
+        with pytest.raises(BlockLostError, match="before it was sealed"):
+            one_step(path, path.open(), 16)
+        now = pool.nodes[0].stats()
+        assert (now["blocks_sealed"], now["blocks_prepared"]) == (before, 0)
+
+
+def test_room_that_may_have_been_reserved_is_given_back(nodes: LocalNodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, path = opened(nodes, Scheme.SHARDED, "late", hot=4)
+    with pool, path:
+        node = pool.nodes[0]
+        prepare = node.prepare
+
+        def late(items: Any) -> Any:
+            prepare(items)
+            raise DeadlineError("no reply within the deadline")
+
+        monkeypatch.setattr(node, "prepare", late)
+        with pytest.raises(DeadlineError):
+            path.begin([(path.open(), [1] * 16)])
+        assert node.stats()["blocks_prepared"] == 0

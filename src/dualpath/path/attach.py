@@ -7,10 +7,11 @@ counts.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dualpath.errors import UsageError
+from dualpath.errors import PeerError, UsageError
 from dualpath.path.arena import Budget
 from dualpath.path.fill import read_block
 from dualpath.path.sequences import Block, Part, SequenceId, next_id
@@ -50,7 +51,8 @@ def attach(path: DualPath, sequence: SequenceId, tokens: Sequence[int], *, hot_b
         writer.keep(list(zip(places, ids[:there], strict=True)))
     finally:
         for node, lease in zip(pool.nodes, leases, strict=False):
-            node.renew([lease], 0)  # pinned, or not wanted
+            with contextlib.suppress(PeerError):  # then it runs out by itself
+                node.renew([lease], 0)  # pinned, or not wanted
     room = path.arena.room(Budget.HOT) - layout.open.block_bytes  # one block is left for the tail
     hot = max(0, room if hot_bytes is None else min(room, hot_bytes)) // layout.block_bytes
     size = layout.block_tokens
@@ -104,14 +106,12 @@ def _find(path: DualPath, ids: Sequence[BlockId]) -> tuple[Found, list[int]]:
 
 
 def _make_hot(path: DualPath, block: Block) -> None:
-    """Read a block into slots of the hot region."""
-    for number, group in enumerate(path.layout.groups):
-        slots = path.arena.slots(path.layout.layer_block_bytes(group))
-        taken = slots.allocate(Budget.HOT, len(group.layers))
-        try:
+    """Read a block into slots of the hot region; after an error it has none."""
+    try:
+        for number, group in enumerate(path.layout.groups):
+            slots = path.arena.slots(path.layout.layer_block_bytes(group))
+            block.parts[number].local = taken = slots.allocate(Budget.HOT, len(group.layers))
             read_block(path, block, number, [slots.bytes_of(slot) for slot in taken.tolist()])
-        except BaseException:
-            slots.free(Budget.HOT, taken)
-            path.discard(block)
-            raise
-        block.parts[number].local = taken
+    except BaseException:
+        path.discard(block)
+        raise

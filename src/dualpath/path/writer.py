@@ -98,14 +98,8 @@ class Writer:
 
     def commit(self, sealings: Sequence[Sealing]) -> None:
         """Seal what was written. Raises `PeerError`; then nothing may be assumed and `abort` is due."""
-        for number, keys in self._keys(sealings).items():
-            node = self._pool.nodes[number]
-            if any(outcome is not Outcome.OK for outcome in node.commit(keys)):
-                raise BlockLostError(
-                    f"node {node.name} lost a block before it was sealed",
-                    node=node.name,
-                    hint="was the node restarted? the step was undone, the sequence is as before it",
-                )
+        hint = "was the node restarted? the step was undone, the sequence is as before it"
+        self._pin(self._keys(sealings), "lost a block before it was sealed", hint)
         for sealing in sealings:
             self._kept[(sealing.node, sealing.id)] += 1
         self._publisher.sealed((sealing.node, sealing.id) for sealing in sealings)
@@ -116,18 +110,20 @@ class Writer:
         keys: dict[int, list[BlockKey]] = {}
         for number, id in blocks:
             keys.setdefault(number, []).extend(BlockKey(id, group) for group in range(len(self._layout.groups)))
-        pinned: list[int] = []
+        self._pin(keys, "gave up a block of the prefix meanwhile", "attach again: what is left of it is found then")
+        self._kept.update(blocks)
+
+    def _pin(self, keys: dict[int, list[BlockKey]], problem: str, hint: str) -> None:
+        """Seal and pin at each node, at all or none. Raises `BlockLostError`, `PeerError`; what was owned before stays."""
         try:
             for number, some in keys.items():
                 node = self._pool.nodes[number]
-                pinned.append(number)
                 if any(outcome is not Outcome.OK for outcome in node.commit(some)):
-                    raise BlockLostError(f"node {node.name} gave up a block of the prefix meanwhile", node=node.name)
+                    raise BlockLostError(f"node {node.name} {problem}", node=node.name, hint=hint)
         except BaseException:
-            for number in pinned:
-                self._pool.nodes[number].drop(keys[number])
+            for number, some in keys.items():
+                self._pool.nodes[number].drop([key for key in some if not self._kept[(number, key.id)]])
             raise
-        self._kept.update(blocks)
 
     def abort(self, sealings: Sequence[Sealing]) -> None:
         """Give prepared room back; a node that cannot be reached frees it by itself."""
@@ -196,10 +192,12 @@ class Writer:
             for id, tokens, _ in blocks
             for g, group in enumerate(groups)
         ]
-        answer = node.prepare(items)
         try:
+            answer = node.prepare(items)
             there = [item.key for item, refs in zip(items, answer, strict=True) if not refs]
             known = dict(zip(there, node.resolve(there, _LEASE_S).refs, strict=True)) if there else {}
+        except PoolFullError:
+            raise  # then nothing was reserved; whatever else happened, something may be
         except BaseException:
             node.abort([item.key for item in items])
             raise
