@@ -57,6 +57,22 @@ def test_what_cannot_work_is_refused(changes: dict[str, object]) -> None:
         LoadConfig(**changes).check()  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ("--concurrency 2 --scheme reduce", "--scheme does not go with --concurrency"),
+        ("--concurrency 2 --trace-prefetch t.jsonl", "--trace-prefetch does not go with --concurrency"),
+        ("--concurrency 2 --rails 1", "--rails does not go with --concurrency"),
+        ("--variant dual", "--variant goes with --concurrency"),
+        ("--cold", "--cold goes with --concurrency"),
+        ("--concurrency 2 --variant nonsense", "unknown variant 'nonsense'"),
+    ],
+)
+def test_options_without_effect_are_refused(words: str, problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", *words.split()]) == 2
+    assert problem in capsys.readouterr().err
+
+
 def test_bursts_are_those_of_the_seed() -> None:
     one, same, other = (bursts(seed, gap_s=0.2, length_s=0.03) for seed in (1, 1, 2))
     drawn = [one() for _ in range(2000)]

@@ -163,6 +163,8 @@ def test_another_decision_is_noticed() -> None:
         ["x"],
         ["{}"],
         ["[]"],
+        ["[" * 100_000],
+        ['{"event": "open", "capacity": 1e400}'],
         ['{"event": "pump", "fetch": []}'],
         ['{"event": "open"}'],
         ['{"event": "open", "capacity": 5}', '{"event": "need", "key": 7, "fetch": true, "dropped": []}'],

@@ -9,10 +9,11 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from dualpath.errors import UnreachableError
+from dualpath.errors import UnreachableError, UsageError
 from dualpath.host.addresses import LocalAddress, local_addresses, reaching
+from dualpath.pool.client import connect
 from dualpath.testing.transport import FaultyLink, MemoryService
-from dualpath.testing.transport_case import buffers, eventually, refs
+from dualpath.testing.transport_case import KEY, buffers, eventually, refs
 from dualpath.transport.credit import FIRST_FRAME_BYTES, FRAME_S, Credit
 from dualpath.transport.dial import Dialer, Tcp, is_same_host
 from dualpath.transport.rails import MAX_RAILS, rails_to
@@ -223,6 +224,24 @@ def test_names_are_told_as_addresses_and_each_once(service):
     ):
         peer.call(Ping())
         assert [rail.name for rail in peer.rails] == [f"lo → 127.0.0.{n}:{server.port}" for n in (1, 2)]
+
+
+def test_what_a_node_cannot_listen_at_is_said(service):
+    with pytest.raises(UsageError, match="named twice"):
+        TcpServer(service, node_id="n", rails=[("127.0.0.1", 0)])
+    server = TcpServer(service, node_id="n", key=KEY, rails=[("203.0.113.7", 0)])
+    with pytest.raises(UsageError) as error:
+        server.start()
+    assert "of this host" in error.value.hint
+
+
+def test_a_nic_that_was_named_is_the_one_that_is_used(service):
+    with Behind(service, node_id="n") as server, closing(TcpPeer(*server.address, nics=["lo"])) as peer:
+        peer.call(Ping())
+        assert [rail.name for rail in peer.rails] == [f"lo → 127.0.0.1:{server.port}"]
+        assert read_all(peer, service, 32) == ([Outcome.OK] * 32, True)
+    with pytest.raises(UsageError, match="no NIC called nosuch0"):
+        connect(f"127.0.0.1:{server.port}", nics=["nosuch0"])
 
 
 def test_a_rail_that_leads_to_another_node_is_not_used(service):

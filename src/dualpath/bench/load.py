@@ -125,6 +125,11 @@ def run_load(config: LoadConfig, *, view: View) -> dict[str, Any]:
         kv_dtype=kv_dtype_called(config.kv_dtype),
     )
     whole = config.context // layout.block_tokens * layout.block_tokens
+    if not whole:
+        raise UsageError(
+            f"a context of {config.context} tokens is less than a block of {layout.block_tokens}",
+            hint="a longer --context, or a smaller --block-tokens",
+        )
     vocabulary = int(loaded.config.vocab_size)
     prompts = [random_ids(vocabulary, whole + 1, config.seed + n) for n in range(config.concurrency)]
     served: dict[str, list[Served]] = {name: [] for name in config.variants}

@@ -31,6 +31,7 @@ MAX_NODES = 64
 
 
 def run_command(
+    options: typer.Context,
     model: Annotated[str, typer.Option(help="Built-in name, model folder, hub id, or shape:layers=2,...")] = "smollm2",
     prompt_file: Annotated[Path | None, typer.Option(help="Document to decode from; default: Python's own.")] = None,
     offset: Annotated[int, typer.Option(help="First token of the document to use.", min=0)] = 0,
@@ -108,11 +109,12 @@ def run_command(
     _yield_idle_cores()
     from dualpath.bench.experiment import run_experiment
     from dualpath.bench.settings import ExperimentConfig
+    from dualpath.cli.run_load import check_options, print_load
 
+    check_options(options, concurrent=concurrency > 0)
     nics = tuple(name.strip() for name in nic.split(",") if name.strip())
     if concurrency:
         from dualpath.bench.load import VARIANTS, LoadConfig, run_load
-        from dualpath.cli.run_load import print_load
 
         load = LoadConfig(
             model=model,

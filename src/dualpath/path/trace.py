@@ -120,7 +120,7 @@ def replay(lines: Iterable[str]) -> Replayed:
                 raise UsageError("a trace begins with the event `open`")
             else:
                 game.play(number, told)
-        except (KeyError, TypeError, ValueError, UsageError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, RecursionError, UsageError) as error:
             raise UsageError(f"line {number} is no line of a prefetch trace: {error}") from error
     if game is None:
         raise UsageError("the trace is empty")

@@ -16,7 +16,7 @@ import contextlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from dualpath.errors import DeadlineError, DualPathError, UnreachableError
+from dualpath.errors import DeadlineError, DualPathError, UnreachableError, UsageError
 from dualpath.pool.node import NodePartials, PendingAttend, PoolNode
 from dualpath.pool.spec import Address, check_deadline, dial, parse
 from dualpath.transport.base import TransferCounters
@@ -79,6 +79,7 @@ def connect(
     `UnreachableError` for a node that is not there, `AuthError` for a wrong key; nothing is left open then.
     """
     check_deadline(timeout_s)
+    _check_nics(nics)
     addresses = parse(spec)
     nodes = [
         PoolNode(
@@ -94,6 +95,18 @@ def connect(
             pool.close()
             raise problem
     return pool
+
+
+def _check_nics(nics: Sequence[str]) -> None:
+    """Raise `UsageError` for a NIC that this host does not have, rather than use another one."""
+    if nics:
+        from dualpath.host.addresses import local_addresses
+
+        known = {one.nic for one in local_addresses()}
+        unknown = [nic for nic in nics if nic not in known]
+        if unknown:
+            hint = f"these are: {', '.join(sorted(known))}"
+            raise UsageError(f"no NIC called {unknown[0]} is up and has an address here", hint=hint)
 
 
 def _greet(node: PoolNode, address: Address) -> DualPathError | None:

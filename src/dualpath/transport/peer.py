@@ -119,7 +119,7 @@ class StreamPeer:
                 self._past.tx_bytes += old.sent
                 self._past.rx_bytes += old.received
             self._streams.append(stream)
-            learn = not self._told and bool(welcome.rails) and not self._closed
+            learn = not self._told and bool(welcome.rails or self._nics) and not self._closed
             self._told = True
         if learn:
             self._learn(stream, welcome.rails)
@@ -134,11 +134,10 @@ class StreamPeer:
         with contextlib.suppress(OSError):  # what was dialled may be a name, and is one of the addresses then
             dialled = Tcp(stream.sock.getpeername()[0], first.address.port)
             found = rails_to(dialled, advertised, local_addresses(), nics=self._nics)[: self._max_rails]
-            self._spread(first, found)
+            if len(found) > 1 or self._nics:
+                self._spread(first, found)
 
     def _spread(self, first: Dialer, found: Sequence[Rail]) -> None:
-        if len(found) < 2:
-            return
         rails = [
             replace(first, address=rail.address, rail=str(rail), leads_there=self._is_node if number else None)
             for number, rail in enumerate(found)
@@ -146,7 +145,8 @@ class StreamPeer:
         for lane in self._lanes.values():
             lane.spread(rails)
         self._rails = rails
-        self._stall_watch = StallWatch(self._node, tuple(self._lanes.values()))
+        if len(rails) > 1:
+            self._stall_watch = StallWatch(self._node, tuple(self._lanes.values()))
 
     def _is_node(self, welcome: Welcome) -> bool:
         """Whether who answers over another rail is who answered over the first."""
@@ -210,8 +210,13 @@ class StreamPeer:
                 self._turn[lane] += 1
             if self._closed:
                 raise UnreachableError(f"{self._node}: this peer is closed", node=self._node)
+            rails = self._rails
             stream, welcome = self._dial_caller(lane, deadline)
             self._opened(stream, welcome)
+            if self._nics and self._rails is not rails:  # it told which rails there are: this one may be none of them
+                stream.close()
+                stream, welcome = self._dial_caller(lane, deadline)
+                self._opened(stream, welcome)
             connection = self._callers[lane] = CallConnection(stream, self._node)
             return connection
         finally:

@@ -7,6 +7,7 @@ beyond loopback must have a shared key: anybody who reaches an unkeyed one can r
 from __future__ import annotations
 
 import contextlib
+import errno
 import ipaddress
 import socket
 from collections.abc import Mapping, Sequence
@@ -88,6 +89,8 @@ class TcpServer(StreamServer):
         stall_timeout_s: float = 30.0,
         rails: Sequence[tuple[str, int]] = (),
     ) -> None:
+        if len({(host, port), *rails}) <= len(rails):
+            raise UsageError(f"an address is named twice: {', '.join(endpoint(*one) for one in [(host, port), *rails])}")
         for open_to in (host, *(other for other, _ in rails)):
             if key is None and not is_loopback(open_to):
                 raise UsageError(
@@ -153,6 +156,7 @@ def _listener(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=128)
     except OSError as error:
-        raise UsageError(
-            f"cannot listen on {endpoint(host, port)}: {error}", hint="choose another port, or 0 for any"
-        ) from error
+        hint = "name an address of this host: `ip -br address` shows them"
+        if error.errno in (errno.EADDRINUSE, errno.EACCES):
+            hint = "choose another port, or 0 for any"
+        raise UsageError(f"cannot listen on {endpoint(host, port)}: {error}", hint=hint) from error
