@@ -18,9 +18,10 @@ from dualpath.errors import (
     VersionError,
 )
 from dualpath.testing.transport import FaultyLink, FaultyPeer, MemoryService
-from dualpath.testing.transport_case import KEY, PATIENCE_S, buffers, eventually, finish, refs
+from dualpath.testing.transport_case import KEY, PATIENCE_S, buffers, eventually, finish, raised, refs
 from dualpath.transport import server as server_module
 from dualpath.transport.base import Lane, Outcome
+from dualpath.transport.calls import CallConnection
 from dualpath.transport.mapped import MappedPeer, MappedServer
 from dualpath.transport.stream import Stream
 from dualpath.transport.tcp import TcpPeer, TcpServer
@@ -399,3 +400,24 @@ def test_limits_of_a_node_can_be_lowered(service):
         peer = opened.enter_context(TcpPeer(*server.address))
         with pytest.raises(PeerError):
             peer.call(Ping(), [bytes(1001)])
+
+
+def test_nothing_lands_for_a_call_that_was_given_up_while_another_thread_received_its_reply():
+    here, there = socket.socketpair()
+    with here, there:
+        calls, into, now = CallConnection(Stream(here), "n"), bytearray(8), time.monotonic()
+        first = calls.start(Ping(), (), now + PATIENCE_S)
+        second = calls.start(Ping(), (), now + 0.05, into=[memoryview(into)])
+        errors = []
+        leader = threading.Thread(target=lambda: errors.append(raised(PeerError, first.result)))
+        leader.start()
+        there.sendall(encode(second.request_id, Done(), 8) + b"1234")
+        assert eventually(lambda: calls._landing is second)
+        with pytest.raises(DeadlineError):
+            second.result()
+        assert calls._landing is None
+        with contextlib.suppress(OSError):
+            there.sendall(b"5678")
+        leader.join(PATIENCE_S)
+        assert len(errors) == 1
+        assert into[4:] == bytes(4)

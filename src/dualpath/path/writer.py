@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dualpath.errors import BlockLostError, PoolFullError, UnreachableError
+from dualpath.kv.ids import BlockId
 from dualpath.transport.base import Lane, Outcome
 from dualpath.wire.messages import BlockKey, PrepareItem
 
 if TYPE_CHECKING:
-    from dualpath.kv.ids import BlockId
     from dualpath.kv.layout import KVLayout
     from dualpath.path.metrics import PathMetrics
     from dualpath.path.publisher import Publisher
@@ -114,7 +114,7 @@ class Writer:
         self._kept.update(blocks)
 
     def _pin(self, keys: dict[int, list[BlockKey]], problem: str, hint: str) -> None:
-        """Seal and pin at each node, at all or none. Raises `BlockLostError`, `PeerError`; what was owned before stays."""
+        """Seal and pin at all nodes or none; what was owned before stays. Raises `BlockLostError`, `PeerError`."""
         try:
             for number, some in keys.items():
                 node = self._pool.nodes[number]
@@ -122,7 +122,7 @@ class Writer:
                     raise BlockLostError(f"node {node.name} {problem}", node=node.name, hint=hint)
         except BaseException:
             for number, some in keys.items():
-                self._pool.nodes[number].drop([key for key in some if not self._kept[(number, key.id)]])
+                self._pool.nodes[number].drop([key for key in some if not self._kept[(number, BlockId(key.id))]])
             raise
 
     def abort(self, sealings: Sequence[Sealing]) -> None:

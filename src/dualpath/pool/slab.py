@@ -4,8 +4,8 @@
     warm      free; their pages still exist, so they are used first
     cold      free; their pages were given back, or were never touched (every slot from `_fresh` on)
 
-`generations[slot]` starts at `first_generation` with the first use and grows by one each time the slot is freed, so that
-a reference (slot, generation) never becomes valid again. A node starts at a number of its own, so that it takes no
+`generations[slot]` starts at `first_generation` with the first use and grows by one each time the slot is freed, so
+that a reference (slot, generation) never becomes valid again. A node starts at a number of its own, so that it takes no
 reference of another node, or of the process that ran here before it, for one of its own.
 """
 

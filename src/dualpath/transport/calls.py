@@ -68,6 +68,8 @@ class PendingCall:
             until = self.deadline if timeout_s is None else min(self.deadline, time.monotonic() + timeout_s)
             self._connection.wait(self, until)
         if self._error is not None:
+            if self.into is not None and self._connection is not None:
+                self._connection.stop_landing(self)
             raise self._error
         if self._reply is None:
             raise DeadlineError(f"{self._node}: no reply yet", node=self._node)
@@ -90,6 +92,7 @@ class CallConnection:
         self._ids = itertools.count(1)
         self._last_id = 0
         self._pending: dict[int, PendingCall] = {}
+        self._landing: PendingCall | None = None  # whose reply is being received into memory of its own
         self._sending = threading.Lock()
         self._receiving = threading.Lock()
         self._changed = threading.Condition(threading.Lock())
@@ -192,8 +195,15 @@ class CallConnection:
 
     def _receive_payload(self, head: Head, deadline: float) -> memoryview:
         """Receive a reply's payload: where its call wants it, if it fits there, else in a buffer of its own."""
-        pending = self._pending.get(head.request_id)
-        into = None if pending is None else pending.into
+        self._landing = self._pending.get(head.request_id)
+        try:
+            # Looked up again: who gives a call up takes it out first, and then looks at `_landing`.
+            pending = self._pending.get(head.request_id)
+            return self._land(head, None if pending is None else pending.into, deadline)
+        finally:
+            self._landing = None
+
+    def _land(self, head: Head, into: Destination | None, deadline: float) -> memoryview:
         if isinstance(into, memoryview) and head.payload_bytes <= into.nbytes:
             targets, rest = [into[: head.payload_bytes]], into[: head.payload_bytes]
         elif into is not None and not isinstance(into, memoryview) and head.payload_bytes == size_of(into):
@@ -222,6 +232,13 @@ class CallConnection:
         self._pending.pop(pending.request_id, None)
         hint = "the node is alive but slow, or stopped"
         pending.fail(DeadlineError(f"{self.node}: no reply within the deadline", node=self.node, hint=hint))
+
+    def stop_landing(self, pending: PendingCall) -> None:
+        """Nothing is received for a failed call once this returns; a reply half received costs the connection."""
+        if self._landing is pending:
+            self.fail(UnreachableError(f"{self.node}: a reply was cut short at its deadline", node=self.node))
+            with self._receiving:
+                pass
 
     def fail(self, error: PeerError) -> None:
         """The connection is of no more use: every call under way fails with `error`. Any thread may say so."""

@@ -118,7 +118,7 @@ class ReadLane:
     def lost_connection(self, reader: Receiver, error: PeerError, submitted: int) -> None:
         """A connection could not be made: what was queued before is lost, once that is so of every one.
 
-        One that lives, is being made, or has not been tried since may still take it. Returns when it may be tried again.
+        One that lives, is being made, or was not tried since may still take it. Returns when to try again.
         """
         with self.lock:
             reader.dialing = False

@@ -90,7 +90,9 @@ class TcpServer(StreamServer):
         rails: Sequence[tuple[str, int]] = (),
     ) -> None:
         if len({(host, port), *rails}) <= len(rails):
-            raise UsageError(f"an address is named twice: {', '.join(endpoint(*one) for one in [(host, port), *rails])}")
+            raise UsageError(
+                f"an address is named twice: {', '.join(endpoint(*one) for one in [(host, port), *rails])}"
+            )
         for open_to in (host, *(other for other, _ in rails)):
             if key is None and not is_loopback(open_to):
                 raise UsageError(
