@@ -29,7 +29,7 @@ from dualpath.wire.messages import Message
 
 READ_AHEAD = 16 << 10
 IOV_MAX = 512  # the kernel takes 1024
-PIECE_BYTES = 256 << 10
+PIECE_BYTES = 1 << 20  # handed to the kernel at once: in one call of many MiB, acknowledgements wait for its end
 MAX_DESCRIPTORS = 4
 NAP_S = 0.25  # the longest that a receive with a deadline sleeps before it looks at the clock again
 _LARGE = 256 << 10  # from here on, waking up for every few segments costs more than setting a timeout
@@ -64,13 +64,16 @@ def _advance(views: list[memoryview], start: int, count: int) -> int:
     return start
 
 
-def _piece(views: list[memoryview], start: int) -> int:
-    """Return where to end so that `views[start:end]` has about `PIECE_BYTES`; the last one may be larger."""
+def _piece(views: list[memoryview], start: int) -> list[memoryview]:
+    """Return what to hand to the kernel next of `views[start:]`: about `PIECE_BYTES`, cut within large views only."""
     end, size = start, 0
     while end < len(views) and end - start < IOV_MAX and size < PIECE_BYTES:
         size += len(views[end])
         end += 1
-    return end
+    piece = views[start:end]
+    if len(piece[-1]) > PIECE_BYTES:
+        piece[-1] = piece[-1][:PIECE_BYTES]
+    return piece
 
 
 class Stream:
@@ -115,7 +118,7 @@ class Stream:
         """Send a whole frame. With a `deadline` (monotonic) raise `TimeoutError` when it passes.
 
         `while_full` is called instead of waiting when the socket is full and there is something to read; it returns
-        whether it read anything. With `turn` the frame goes out in pieces of about `PIECE_BYTES`, and `turn` is called
+        whether it read anything. The frame goes out in pieces of about `PIECE_BYTES`; `turn`, if given, is called
         before each. Raises `OSError` when the connection is gone. After an error a part may be sent.
         """
         views = _byte_views(payload)
@@ -135,12 +138,10 @@ class Stream:
             ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
         start, flags = 0, _DONTWAIT if deadline is not None else 0
         while left:
-            end = start + IOV_MAX
             if turn is not None:
                 turn()
-                end = _piece(views, start)
             try:
-                count = self.sock.sendmsg(views[start:end], ancillary, flags)
+                count = self.sock.sendmsg(_piece(views, start), ancillary, flags)
             except BlockingIOError:
                 if deadline is None:
                     raise TimeoutError("the peer takes no data") from None
