@@ -239,7 +239,6 @@ class _Serving:
         from dualpath.pool.client import connect
 
         config = self._config
-        rails = min(self._variant.rails, MAX_RAILS)
         with (
             connect(
                 self._spec,
@@ -247,7 +246,7 @@ class _Serving:
                 tenant=self._tenant,
                 timeout_s=config.deadline_s,
                 nics=config.nics,
-                max_rails=rails,
+                max_rails=self._variant.rails,
             ) as pool,
             DualPath(self._layout, self._settings, pool) as path,
             Engine(self._loaded, path) as engine,

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dualpath.cli.output import ByteSize, byte_size, emit, say, table
+from dualpath.cli.output import ByteSize, byte_size, emit, say, table, words
 from dualpath.cli.registry import CommandEntry
 from dualpath.errors import UsageError
 
@@ -98,10 +98,10 @@ def _print_transport(found: dict[str, Any]) -> None:
 
 
 def _words(text: str, option: str) -> list[str]:
-    words = [word.strip() for word in text.split(",") if word.strip()]
-    if not words:
+    named = words(text)
+    if not named:
         raise UsageError(f"{option} is empty", hint="name one or more, separated by commas")
-    return words
+    return list(named)
 
 
 def _print_rows(title: str, rows: list[dict[str, Any]]) -> None:

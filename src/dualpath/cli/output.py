@@ -249,6 +249,11 @@ def byte_size(text: str | int) -> ByteSize:
         raise typer.BadParameter(f"{error}; {error.hint}" if error.hint else str(error)) from None
 
 
+def words(text: str) -> tuple[str, ...]:
+    """Return what stands between the commas of `text`, empty pieces left out."""
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
 def host_port(text: str, *, default_host: str = "127.0.0.1") -> tuple[str, int]:
     """Parse `HOST:PORT`, `:PORT`, `PORT` or `[V6]:PORT`. Raises `UsageError`."""
     host, _, port = text.rpartition(":")

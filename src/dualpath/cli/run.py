@@ -21,6 +21,7 @@ from dualpath.cli.output import (
     progress,
     say,
     stdout_console,
+    words,
     write_report,
 )
 from dualpath.errors import UsageError
@@ -112,28 +113,30 @@ def run_command(
     from dualpath.cli.run_load import check_options, print_load
 
     check_options(options, concurrent=concurrency > 0)
-    nics = tuple(name.strip() for name in nic.split(",") if name.strip())
+    shared: dict[str, Any] = {  # what both kinds of run take
+        "model": model,
+        "dtype": dtype,
+        "kv_dtype": kv_dtype,
+        "context": context,
+        "new_tokens": new_tokens,
+        "hot_bytes": int(hot),
+        "window_bytes": int(window),
+        "block_tokens": block_tokens,
+        "nodes": nodes,
+        "pool": pool,
+        "key": shared_key(),
+        "nics": words(nic),
+        "threads": threads,
+        "seed": seed,
+        "deadline_s": deadline,
+    }
     if concurrency:
         from dualpath.bench.load import VARIANTS, LoadConfig, run_load
 
         load = LoadConfig(
-            model=model,
-            dtype=dtype,
-            kv_dtype=kv_dtype,
-            variants=tuple(word.strip() for word in variant.split(",") if word.strip()) or tuple(VARIANTS),
-            context=context,
-            new_tokens=new_tokens,
+            **shared,
+            variants=words(variant) or tuple(VARIANTS),
             concurrency=concurrency,
-            hot_bytes=int(hot),
-            window_bytes=int(window),
-            block_tokens=block_tokens,
-            nodes=nodes,
-            pool=pool,
-            key=shared_key(),
-            nics=nics,
-            threads=threads,
-            seed=seed,
-            deadline_s=deadline,
             cold=cold,
             control_per_s=control_rate,
             rounds=rounds,
@@ -142,30 +145,16 @@ def run_command(
         return
     if report is not None:
         check_report(report)
-    schemes = tuple(word.strip() for word in scheme.split(",") if word.strip())
+    schemes = words(scheme)
     if explain:
         require_auto(schemes)
     config = ExperimentConfig(
-        model=model,
-        dtype=dtype,
-        kv_dtype=kv_dtype,
+        **shared,
         schemes=schemes,
         prompt_file=prompt_file,
         offset=offset,
-        context=context,
-        new_tokens=new_tokens,
         fill=fill,
-        hot_bytes=int(hot),
-        window_bytes=int(window),
-        block_tokens=block_tokens,
-        nodes=nodes,
-        pool=pool,
-        key=shared_key(),
-        threads=threads,
         interleave=interleave,
-        seed=seed,
-        deadline_s=deadline,
-        nics=nics,
         max_rails=rails,
         trace_prefetch=trace_prefetch,
     )

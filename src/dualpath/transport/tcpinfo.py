@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 _LAST_DATA_RECEIVED = struct.Struct("<I")  # milliseconds, at 52
 _RTT = struct.Struct("<I")  # microseconds, smoothed, at 68
-_BYTES_RECEIVED = struct.Struct("<Q")  # at 128
 _MIN_RTT = struct.Struct("<I")  # microseconds, at 148
 _SIZE = 152
 
@@ -23,7 +22,6 @@ class TcpInfo:
     """Smoothed round trip of what this end sends: queues in the way of either direction are in it."""
     min_rtt_s: float
     """Smallest round trip lately: what the path takes with empty queues."""
-    bytes_received: int
 
 
 def tcp_info(sock: socket.socket) -> TcpInfo | None:
@@ -40,5 +38,4 @@ def tcp_info(sock: socket.socket) -> TcpInfo | None:
         quiet_s=_LAST_DATA_RECEIVED.unpack_from(raw, 52)[0] / 1e3,
         rtt_s=rtt / 1e6,
         min_rtt_s=(rtt if min_rtt == 0xFFFFFFFF else min(min_rtt, rtt)) / 1e6,
-        bytes_received=_BYTES_RECEIVED.unpack_from(raw, 128)[0],
     )
