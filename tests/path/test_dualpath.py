@@ -13,6 +13,7 @@ from dualpath.directory import MemoryDirectory, NodeInfo, StaleOwnerError
 from dualpath.errors import BlockLostError, CapacityError, PoolFullError, UsageError
 from dualpath.kv import KVLayout
 from dualpath.path import DualPath, PathConfig, Scheme
+from dualpath.path.window import Window
 from dualpath.testing.node import FakeClock
 from dualpath.testing.pool import LocalNodes
 from dualpath.wire.messages import BlockKey
@@ -57,6 +58,21 @@ class Opened:
 def steps(world: World, sequence: Any, count: int) -> None:
     for _ in range(count):
         world.step([(sequence, 1)])
+
+
+def test_a_window_that_narrows_gives_up_nothing_that_has_been_fetched(
+    nodes: LocalNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = PathConfig(Scheme.SHARDED, HYBRID.block_bytes, 12 << 13, threads=1)
+    with connect(nodes, Scheme.SHARDED, "narrow") as pool, DualPath(HYBRID, config, pool) as path:
+        world = World(path)
+        a = world.open()
+        world.append(a, 58)
+        steps(world, a, 1)  # now the window is full of what the next step reads
+        before = path.metrics.wasted_bytes
+        monkeypatch.setattr(Window, "bytes", lambda self, budget, block_bytes: block_bytes)
+        steps(world, a, 4)
+        assert path.metrics.wasted_bytes == before
 
 
 @pytest.mark.parametrize(("ahead", "one_lane"), [(False, False), (True, True), (False, True)])

@@ -102,7 +102,7 @@ class PrefetchReader:
             self._signature = signature
             self._build(plans)
         self._discard(self._policy.begin(self._schedule, wrap=wrap))
-        self._discard(self._policy.shrink(self._capacity()))
+        self._discard(self._policy.shrink(self._allowed()))  # a window that narrows gives up nothing that is held
         self._await_room()
         if self._ahead:
             self._pump()
@@ -169,11 +169,16 @@ class PrefetchReader:
             self._by_layer[(plan.index, index)] = row
         self._largest = max((item.bytes for item in self._schedule), default=0)
 
+    def _allowed(self) -> int:
+        """Return the bytes that may be held: the budget, less what is spoken for; one block in any case."""
+        return max(self._block_bytes(), self._budget - self._reserve - self._zombie_bytes)
+
     def _capacity(self) -> int:
-        """Return the bytes that may be in flight or waiting: the window, within what is allowed and not spoken for."""
-        budget = self._budget - self._reserve - self._zombie_bytes
-        block = self._schedule[0].bytes if self._schedule else 1
-        return self._window.bytes(budget, block)
+        """Return the bytes up to which more is fetched: the window, within what is allowed."""
+        return self._window.bytes(self._allowed(), self._block_bytes())
+
+    def _block_bytes(self) -> int:
+        return self._schedule[0].bytes if self._schedule else 1
 
     def _heed_memory(self) -> None:
         """Shrink the window's budget when this process's memory runs out, and give free slots' pages back."""
@@ -273,6 +278,7 @@ class PrefetchReader:
             return
         flight = item.what
         if item.key not in self._policy.held:
+            self._policy.capacity = self._allowed()
             fetch, dropped = self._policy.need(item)
             self._discard(dropped)
             if fetch:
