@@ -288,6 +288,24 @@ def test_stalled_link_meets_deadlines_and_drains(link, service):
         assert finish(peer.read(refs(64), into, slot_bytes=SLOT)) == [Outcome.OK] * 64
 
 
+def test_reads_under_way_survive_one_reset_and_no_second_one(link, service):
+    with closing(TcpPeer(*link.address)) as peer:
+        into = buffers(64, SLOT)
+        finish(
+            peer.read(refs(1), into[:1], slot_bytes=SLOT)
+        )  # there is a connection: what is read next is sent at once
+        service.gate.clear()
+        ticket = peer.read(refs(64), into, slot_bytes=SLOT)
+        link.reset()
+        service.gate.set()
+        assert finish(ticket) == [Outcome.OK] * 64
+        assert all(into[i] == service.slot(i) for i in range(64))
+        link.cut_after = 0
+        ticket = peer.read(refs(64), into, slot_bytes=SLOT)
+        assert Outcome.LOST in finish(ticket)
+        assert isinstance(ticket.error, UnreachableError)
+
+
 def test_reset_link_fails_calls(link, service):
     with closing(TcpPeer(*link.address)) as peer:
         peer.call(Ping())

@@ -295,10 +295,10 @@ class PrefetchReader:
             self._stalled_s += stalled_s
         if flight.outcome is not Outcome.OK:
             outcome = flight.outcome or Outcome.TIMEOUT
+            error = flight.ticket.error if flight.ticket is not None else None
             self._policy.let_go(item.key)
             self._bury(flight)
-            node = self._pool.nodes[flight.entry.part.node]
-            raise lost(flight.entry, node, outcome, flight.ticket.error if flight.ticket else None)
+            raise lost(flight.entry, self._pool.nodes[flight.entry.part.node], outcome, error)
 
     def _consume(self, items: Sequence[Item[_Flight] | None]) -> None:
         for item in items:

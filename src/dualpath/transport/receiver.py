@@ -152,7 +152,7 @@ class Receiver:
                 continue
             lane.opened(stream, welcome)
             self._attach(stream)
-            self._disconnect(self._receive(stream))
+            self._disconnect(*self._receive(stream))
 
     def _attach(self, stream: Stream) -> None:
         with self._lane.lock:
@@ -162,19 +162,20 @@ class Receiver:
             if self._lane.closed:
                 stream.shutdown()
 
-    def _receive(self, stream: Stream) -> PeerError:
-        """Pull and receive until the connection ends; return why it did."""
+    def _receive(self, stream: Stream) -> tuple[PeerError, bool]:
+        """Pull and receive until the connection ends; return why it did, and whether the other end dropped it."""
         try:
             while self.pull():
                 pass
             while (head := stream.recv_head()) is not None:
                 self._answered(stream, head)
             hint = "has the node been stopped or restarted?"
-            return UnreachableError(f"{self._node}: the node closed the connection", node=self._node, hint=hint)
+            return UnreachableError(f"{self._node}: the node closed the connection", node=self._node, hint=hint), True
         except PeerError as error:
-            return type(error)(f"{self._node}: {error}", node=self._node, hint=error.hint)
+            return type(error)(f"{self._node}: {error}", node=self._node, hint=error.hint), False
         except OSError as error:
-            return UnreachableError(f"{self._node}: connection lost: {error}", node=self._node)
+            lost = UnreachableError(f"{self._node}: connection lost: {error}", node=self._node)
+            return lost, isinstance(error, ConnectionError)
 
     def _answered(self, stream: Stream, head: Head) -> None:
         """Receive the payload of one reply into its destinations, ask for more, and report the items."""
@@ -233,7 +234,7 @@ class Receiver:
             stream.recv_into(targets)
         stream.payload_done()
 
-    def _disconnect(self, error: PeerError) -> None:
+    def _disconnect(self, error: PeerError, dropped: bool) -> None:
         """The connection is over and this thread has left it: give its requests back, or up."""
         with self._sending, self._lane.lock:
             stream, self._stream = self._stream, None
@@ -245,8 +246,10 @@ class Receiver:
         alive = []
         for batch in batches:
             for request in batch.parts:
-                retry = (again or batch.unsent) and not request.ticket.settled
+                moved = again or batch.unsent
+                retry = (moved or (dropped and not request.again)) and not request.ticket.settled
                 if retry:
+                    request.again |= not moved
                     request.skip_settled()
                 if retry and request.refs:
                     alive.append(request)

@@ -24,6 +24,7 @@ class ReadRequest:
     destinations: Sequence[memoryview]
     slot_bytes: int
     number: int = 0  # in the order of submission to the lane
+    again: bool = False  # whether it was asked for a second time, after its connection failed
 
     def settle_all(self, outcome: Outcome, error: PeerError | None) -> None:
         """Give every item without an outcome this one."""
@@ -42,7 +43,13 @@ class ReadRequest:
     def cut(self, items: int) -> ReadRequest:
         """Split off the first `items` items as a request of their own; this one keeps the rest."""
         head = ReadRequest(
-            self.ticket, self.first, self.refs[:items], self.destinations[:items], self.slot_bytes, self.number
+            self.ticket,
+            self.first,
+            self.refs[:items],
+            self.destinations[:items],
+            self.slot_bytes,
+            self.number,
+            self.again,
         )
         self.ticket.hold_another()
         self.first += items
