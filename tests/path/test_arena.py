@@ -18,7 +18,7 @@ def test_budgets_are_apart_and_allocation_is_all_or_none() -> None:
     assert slots.available(Budget.HOT) == 3
     slots.allocate(Budget.HOT, 3)
     with pytest.raises(CapacityError, match="hot region is full"):
-        slots.take(Budget.HOT)
+        slots.take(Budget.HOT, 1)
     assert (arena.used_bytes, arena.peak_bytes) == (500, 500)
     slots.free(Budget.WINDOW, taken)
     with pytest.raises(CapacityError):
@@ -51,6 +51,6 @@ def test_memory_that_the_host_does_not_give_counts_against_no_budget(monkeypatch
         with pytest.raises(HostError, match=r"cannot map .* Cannot allocate memory"):
             slots.allocate(Budget.HOT, 2)
         with pytest.raises(HostError, match="cannot map"):
-            slots.take(Budget.WINDOW)
+            slots.take(Budget.WINDOW, 1)
     assert arena.used_bytes == 0
     assert len(slots.allocate(Budget.HOT, 256)) == 256

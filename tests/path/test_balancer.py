@@ -280,14 +280,14 @@ def test_a_prompt_shows_rails_only() -> None:
 def test_a_rail_is_busy_while_a_read_is_in_flight() -> None:
     traffic = Traffic(2)
     traffic.sent(1.0, 0, 300)
-    traffic.ended(2.0, 0, 100, arrived=True, cpu_s=None)
+    traffic.ended(2.0, 0, 100, arrived_bytes=100, cpu_s=None)
     traffic.sent(2.5, 1, 50)
-    traffic.ended(3.0, 0, 100, arrived=True, cpu_s=0.25)
-    traffic.ended(4.0, 0, 100, arrived=False, cpu_s=0.25)
+    traffic.ended(3.0, 0, 100, arrived_bytes=100, cpu_s=0.25)
+    traffic.ended(4.0, 0, 100, arrived_bytes=0, cpu_s=0.25)
     total, by_node = traffic.take(10.0)
     assert by_node == [Received(200, 3.0, 0.25, 100), Received(0, 7.5)]
     assert total == Received(200, 9.0, 0.25, 100)
-    traffic.ended(11.0, 1, 50, arrived=True, cpu_s=None)
+    traffic.ended(11.0, 1, 50, arrived_bytes=50, cpu_s=None)
     assert traffic.take(12.0)[1] == [Received(), Received(50, 1.0)]
 
 

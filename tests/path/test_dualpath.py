@@ -243,7 +243,7 @@ def test_a_stopped_node_is_a_timeout_not_a_hang() -> None:
             world.append(a, 60)
             one.nodes[0].pause()
             try:
-                with pytest.raises(BlockLostError, match="tokens .* within the deadline"):  # why, not only that
+                with pytest.raises(BlockLostError, match=r"tokens .* within the deadline"):  # why, not only that
                     steps(world, a, 3)
             finally:
                 one.nodes[0].resume()

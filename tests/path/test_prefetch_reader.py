@@ -21,17 +21,16 @@ class HeldNode:
     def __init__(self) -> None:
         self.tickets: list[Any] = []
 
-    def read(self, refs: Any, destinations: Any, *, on_item: Any, **_: Any) -> Any:
-        ticket = SimpleNamespace(outcomes=[None] * len(refs), drained=False, error=None, on_item=on_item)
+    def read(self, refs: Any, destinations: Any, *, on_items: Any, **_: Any) -> Any:
+        ticket = SimpleNamespace(outcomes=[None] * len(refs), drained=False, error=None, on_items=on_items)
         self.tickets.append(ticket)
         return ticket
 
     def let_go(self) -> None:
         for ticket in self.tickets:
             ticket.drained = True
-            for index in range(len(ticket.outcomes)):
-                ticket.outcomes[index] = Outcome.OK
-                ticket.on_item(index, Outcome.OK)
+            ticket.outcomes[:] = [Outcome.OK] * len(ticket.outcomes)
+            ticket.on_items(0, ticket.outcomes)
         self.tickets.clear()
 
 
@@ -54,7 +53,7 @@ def test_a_window_full_of_reads_that_were_given_up_is_waited_for() -> None:
     reader.begin([plan_of(arena, range(1, 8))], reserve=0, wrap=True)
     held = arena.limit(Budget.WINDOW) - arena.room(Budget.WINDOW)
     while arena.room(Budget.WINDOW) >= SLOT:  # whatever the window's policy has asked for: fill what it left
-        arena.slots(SLOT).take(Budget.WINDOW)
+        arena.slots(SLOT).take(Budget.WINDOW, 1)
     other = plan_of(arena, range(11, 14))
     reader.begin([other], reserve=0, wrap=False)
     assert len(node.tickets) >= 1

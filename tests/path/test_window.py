@@ -92,10 +92,10 @@ def test_headroom_is_the_least_that_anything_allows() -> None:
 def test_trimmed_slots_are_zero_and_slots_in_use_are_kept() -> None:
     arena = LocalArena(1 << 20, 1 << 20)
     slots = arena.slots(3 * 4096)
-    kept, freed = slots.take(Budget.HOT), slots.take(Budget.WINDOW)
+    (kept,), (freed,) = slots.take(Budget.HOT, 1), slots.take(Budget.WINDOW, 1)
     slots.bytes_of(kept)[:] = b"\1" * (3 * 4096)
     slots.bytes_of(freed)[:] = b"\2" * (3 * 4096)
-    slots.give(Budget.WINDOW, freed)
+    slots.give(Budget.WINDOW, [freed])
     arena.trim()
     assert bytes(slots.bytes_of(kept)) == b"\1" * (3 * 4096)
     assert bytes(slots.bytes_of(freed)) == bytes(3 * 4096)

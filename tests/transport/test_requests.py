@@ -14,8 +14,8 @@ from dualpath.wire.messages import Outcome, SlotRef
 OK, LOST = Outcome.OK, Outcome.LOST
 
 
-def read(items, slot_bytes=8, on_item=None):
-    ticket = ReadTicket(items, time.monotonic() + 10, on_item)
+def read(items, slot_bytes=8, on_items=None):
+    ticket = ReadTicket(items, time.monotonic() + 10, on_items)
     places = [memoryview(bytearray(slot_bytes)) for _ in range(items)]
     requests = split(ticket, [SlotRef(n, 1) for n in range(items)], places, slot_bytes)
     ticket.hold(len(requests))
@@ -23,14 +23,14 @@ def read(items, slot_bytes=8, on_item=None):
 
 
 def test_a_read_is_cut_by_items_and_by_bytes():
-    assert [len(request.refs) for request in read(40)[1]] == [REQUEST_ITEMS, REQUEST_ITEMS, 8]
+    assert [len(request.refs) for request in read(2 * REQUEST_ITEMS + 8)[1]] == [REQUEST_ITEMS, REQUEST_ITEMS, 8]
     assert [len(request.refs) for request in read(3, REQUEST_BYTES // 2)[1]] == [2, 1]
     assert [len(request.refs) for request in read(2, REQUEST_BYTES * 2)[1]] == [1, 1]
 
 
 def test_small_reads_share_a_frame_and_settle_apart():
     told = []
-    a, (one,), _ = read(2, on_item=lambda index, outcome: told.append((index, outcome)))
+    a, (one,), _ = read(2, on_items=lambda first, outcomes: told.extend(enumerate(outcomes, first)))
     b, (two,), places = read(3)
     _, (other,), _ = read(1, slot_bytes=16)
     queue = deque([one, two, other])

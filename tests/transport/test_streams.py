@@ -269,7 +269,7 @@ def test_cut_link_loses_items_and_the_next_read_connects_anew(link, service, aft
 
 
 def test_stalled_link_meets_deadlines_and_drains(link, service):
-    with closing(TcpPeer(*link.address, connect_timeout_s=0.2)) as peer:
+    with closing(TcpPeer(*link.address, connect_timeout_s=1.0, connections={Lane.PREFETCH: 1})) as peer:
         into = buffers(64, SLOT)
         finish(peer.read(refs(64), into, slot_bytes=SLOT))
         peer.call(Ping())
@@ -390,7 +390,11 @@ def test_faulty_peer(node, service):
         into, told = buffers(4, SLOT), []
         peer.faults.drop, peer.faults.corrupt, peer.faults.truncate_from = {1}, {0}, 3
         ticket = peer.read(
-            refs(4), into, slot_bytes=SLOT, timeout_s=0.2, on_item=lambda i, outcome: told.append((i, outcome))
+            refs(4),
+            into,
+            slot_bytes=SLOT,
+            timeout_s=0.2,
+            on_items=lambda first, outcomes: told.extend(enumerate(outcomes, first)),
         )
         expected = [Outcome.OK, Outcome.TIMEOUT, Outcome.OK, Outcome.LOST]
         assert finish(ticket) == expected

@@ -51,29 +51,24 @@ class SlotClass:
 
     def allocate(self, budget: Budget, count: int) -> NDArray[np.int64]:
         """Return `count` slots. All or none: raises `CapacityError` when the budget does not allow them."""
-        if not count:
-            return np.empty(0, np.int64)
-        self._charge(budget, count)
-        taken = self._free[len(self._free) - count :]
-        del self._free[len(self._free) - count :]
-        return np.array(taken[::-1], np.int64)
+        return np.array(self.take(budget, count), np.int64)
 
     def free(self, budget: Budget, slots: NDArray[np.int64]) -> None:
         """Give slots back to the budget that they were taken from."""
-        if not len(slots):
-            return
-        self._free.extend(slots.tolist()[::-1])
+        self.give(budget, slots.tolist())
+
+    def take(self, budget: Budget, count: int) -> list[int]:
+        """As `allocate`, for who keeps them one by one."""
+        self._charge(budget, count)
+        start = len(self._free) - count
+        taken = self._free[start:]
+        del self._free[start:]
+        return taken[::-1]
+
+    def give(self, budget: Budget, slots: list[int]) -> None:
+        """As `free`."""
+        self._free += reversed(slots)
         self._arena.charge(budget, -len(slots) * self.slot_bytes)
-
-    def take(self, budget: Budget) -> int:
-        """Return one slot; as `allocate`, for one at a time."""
-        self._charge(budget, 1)
-        return self._free.pop()
-
-    def give(self, budget: Budget, slot: int) -> None:
-        """Give one slot back."""
-        self._free.append(slot)
-        self._arena.charge(budget, -self.slot_bytes)
 
     def locate(self, slots: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """Return for each slot the index of its buffer in `LocalArena.buffers`, and its byte offset there."""

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dualpath.path.balancer import Balancer
@@ -22,8 +22,7 @@ from dualpath.transport.base import Outcome
 if TYPE_CHECKING:
     from dualpath.path.metrics import PathMetrics
     from dualpath.path.plan import Entry, GroupPlan
-
-    OnItem = Callable[[int, Outcome], None]
+    from dualpath.transport.base import OnItems
 
 _NOTHING = Answers()
 
@@ -132,18 +131,19 @@ class Auto:
 
     # --- reads -------------------------------------------------------------------------------------------------
 
-    def watch(self, node: int, slot_bytes: int, count: int, on_item: OnItem) -> OnItem:
-        """`count` slots are about to be read of a node: return `on_item`, which notes each arrival before it tells."""
+    def watch(self, node: int, slot_bytes: int, count: int, on_items: OnItems) -> OnItems:
+        """`count` slots are about to be read of a node: return `on_items`, which notes arrivals before it tells."""
         self.traffic.sent(time.perf_counter(), node, count * slot_bytes)
         receivers = self._receivers
 
-        def noted(index: int, outcome: Outcome) -> None:
+        def noted(first: int, outcomes: Sequence[Outcome]) -> None:
             cpu_s = time.thread_time()
-            spent = cpu_s - getattr(receivers, "cpu_s", cpu_s)  # of this thread, since the item before
+            spent = cpu_s - getattr(receivers, "cpu_s", cpu_s)  # of this thread, since it was here before
             receivers.cpu_s = cpu_s
-            arrived = outcome is Outcome.OK
-            self.traffic.ended(time.perf_counter(), node, slot_bytes, arrived=arrived, cpu_s=spent or None)
-            on_item(index, outcome)
+            arrived = slot_bytes * outcomes.count(Outcome.OK)
+            ended = slot_bytes * len(outcomes)
+            self.traffic.ended(time.perf_counter(), node, ended, arrived_bytes=arrived, cpu_s=spent or None)
+            on_items(first, outcomes)
 
         return noted
 

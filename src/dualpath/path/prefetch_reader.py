@@ -31,9 +31,8 @@ if TYPE_CHECKING:
     from dualpath.path.metrics import PathMetrics
     from dualpath.path.plan import Entry, GroupPlan
     from dualpath.pool.client import Pool
-    from dualpath.transport.base import Ticket
+    from dualpath.transport.base import OnItems, Ticket
 
-    OnItem = Callable[[int, Outcome], None]
 
 _RUN_ENTRIES = 32  # a run frees its slots only when it is folded: short runs keep the window moving
 
@@ -49,7 +48,6 @@ class _Flight:
     ticket: Ticket | None = None
     index: int = -1
     outcome: Outcome | None = None
-    asked_at: float = 0.0
     attempt: int = 0  # a late arrival of an attempt that was given up must not count for the next one
 
 
@@ -87,7 +85,7 @@ class PrefetchReader:
         self._schedule: list[Item[_Flight]] = []
         self._by_layer: dict[tuple[int, int], list[Item[_Flight] | None]] = {}
         self._reserve = self._largest = 0
-        self.watch: Callable[[int, int, int, OnItem], OnItem] | None = None  # (node, slot bytes, slots, on_item)
+        self.watch: Callable[[int, int, int, OnItems], OnItems] | None = None  # (node, slot bytes, slots, on_items)
 
     def begin(self, plans: Sequence[GroupPlan], *, reserve: int, wrap: bool) -> None:
         """Match what is held against the step's schedule, make room for `reserve`, and start fetching."""
@@ -130,7 +128,7 @@ class PrefetchReader:
                     break
                 hi += 1
             yield Run(lo, hi, plan.slots.locate(np.array(places, np.int64)))
-            self._consume(items[lo:hi])
+            self._consume(plan.slots, items[lo:hi])
             lo = hi
             if self._ahead:
                 self._pump()
@@ -223,25 +221,19 @@ class PrefetchReader:
         self._fetch(wanted)
 
     def _fetch(self, items: list[Item[_Flight]]) -> None:
-        by_node: dict[int, list[_Flight]] = {}
-        now = time.perf_counter()
+        alike: dict[tuple[int, SlotClass], list[_Flight]] = {}
         for item in items:
             flight = item.what
-            flight.outcome, flight.asked_at = None, now
-            flight.attempt += 1
-            flight.slot = flight.slots.take(Budget.WINDOW)
-            by_node.setdefault(flight.entry.part.node, []).append(flight)
-        for number, flights in by_node.items():
-            together = self._window.policy.read_items
+            alike.setdefault((flight.entry.part.node, flight.slots), []).append(flight)
+        together = self._window.policy.read_items
+        for (number, slots), flights in alike.items():
+            for flight, slot in zip(flights, slots.take(Budget.WINDOW, len(flights)), strict=True):
+                flight.slot, flight.outcome = slot, None
+                flight.attempt += 1
             for at in range(0, len(flights), together):
-                self._read(number, flights[at : at + together])
+                self._read(number, slots.slot_bytes, flights[at : at + together])
 
-    def _read(self, number: int, flights: list[_Flight]) -> None:
-        size = flights[0].slots.slot_bytes
-        if any(flight.slots.slot_bytes != size for flight in flights):
-            for flight in flights:
-                self._read(number, [flight])
-            return
+    def _read(self, number: int, size: int, flights: list[_Flight]) -> None:
         noting = self._noting(flights)
         ticket = self._pool.nodes[number].read(
             [flight.entry.part.refs[flight.layer] for flight in flights if flight.entry.part.refs is not None],
@@ -249,23 +241,25 @@ class PrefetchReader:
             slot_bytes=size,
             lane=self._window.policy.lane,
             timeout_s=self._deadline_s,
-            on_item=noting if self.watch is None else self.watch(number, size, len(flights), noting),
+            on_items=noting if self.watch is None else self.watch(number, size, len(flights), noting),
         )
         for index, flight in enumerate(flights):
             flight.ticket, flight.index = ticket, index
 
-    def _noting(self, flights: list[_Flight]) -> Callable[[int, Outcome], None]:
-        arrival = self._arrival
+    def _noting(self, flights: list[_Flight]) -> OnItems:
+        arrival, window = self._arrival, self._window
         attempts = [flight.attempt for flight in flights]
-        window = self._window
+        asked_at = time.perf_counter()
 
-        def note(index: int, outcome: Outcome) -> None:
-            flight = flights[index]
+        def note(first: int, outcomes: Sequence[Outcome]) -> None:
+            fetch_s = time.perf_counter() - asked_at
             with arrival:
-                if flight.attempt == attempts[index]:
-                    flight.outcome = outcome
-                    if outcome is Outcome.OK:
-                        window.arrived(time.perf_counter() - flight.asked_at)
+                for index, outcome in enumerate(outcomes, first):
+                    flight = flights[index]
+                    if flight.attempt == attempts[index]:
+                        flight.outcome = outcome
+                if Outcome.OK in outcomes:
+                    window.arrived(fetch_s)
                 arrival.notify()
 
         return note
@@ -300,14 +294,16 @@ class PrefetchReader:
             self._bury(flight)
             raise lost(flight.entry, self._pool.nodes[flight.entry.part.node], outcome, error)
 
-    def _consume(self, items: Sequence[Item[_Flight] | None]) -> None:
+    def _consume(self, slots: SlotClass, items: Sequence[Item[_Flight] | None]) -> None:
+        freed: list[int] = []
         for item in items:
             if item is not None:
                 self._policy.let_go(item.key)
                 flight = item.what
-                flight.slots.give(Budget.WINDOW, flight.slot)
+                freed.append(flight.slot)
                 flight.outcome, flight.ticket = None, None
-                self._metrics.fetched_bytes += item.bytes
+        slots.give(Budget.WINDOW, freed)
+        self._metrics.fetched_bytes += len(freed) * slots.slot_bytes
 
     def _discard(self, items: list[Item[_Flight]]) -> None:
         for item in items:
@@ -330,7 +326,7 @@ class PrefetchReader:
         for ghost in self._zombies:
             ticket = ghost.ticket
             if ticket is None or ticket.drained or ticket.outcomes[ghost.index] is Outcome.OK:
-                ghost.slots.give(Budget.WINDOW, ghost.slot)
+                ghost.slots.give(Budget.WINDOW, [ghost.slot])
                 self._zombie_bytes -= ghost.slots.slot_bytes
             else:
                 alive.append(ghost)

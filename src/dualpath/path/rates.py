@@ -232,15 +232,16 @@ class Traffic:
             self._meters[node].change(now_s, count)
             self._all.change(now_s, count)
 
-    def ended(self, now_s: float, node: int, count: int, *, arrived: bool, cpu_s: float | None) -> None:
-        """A read of `count` bytes has ended; `cpu_s`: CPU time that the receiving thread took for it, if known."""
+    def ended(self, now_s: float, node: int, count: int, *, arrived_bytes: int, cpu_s: float | None) -> None:
+        """Reads of `count` bytes have ended, of which so many arrived; `cpu_s`: CPU time that the receiving thread
+        took for them, if known."""
         with self._lock:
             for meter in (self._meters[node], self._all):
                 meter.change(now_s, -count)
-                if arrived:
-                    meter.bytes += count
+                if arrived_bytes:
+                    meter.bytes += arrived_bytes
                     if cpu_s is not None:
-                        meter.cpu_s, meter.timed_bytes = meter.cpu_s + cpu_s, meter.timed_bytes + count
+                        meter.cpu_s, meter.timed_bytes = meter.cpu_s + cpu_s, meter.timed_bytes + arrived_bytes
 
     def take(self, now_s: float) -> tuple[Received, list[Received]]:
         """Return what was received since the last call: in all, and by node."""

@@ -35,10 +35,10 @@ class PrefetchPolicy:
     """Compute periods in a lead: 1 hides a fetch behind the layer before it."""
 
 
-DECODE = PrefetchPolicy(Lane.PREFETCH, read_items=16, lead_periods=1.0)
+DECODE = PrefetchPolicy(Lane.PREFETCH, read_items=64, lead_periods=1.0)
 PROMPT_ROWS = 32
 """A step with more query rows than this computes a prompt, not the next tokens."""
-PREFILL = PrefetchPolicy(Lane.BULK, read_items=16, lead_periods=1.0)
+PREFILL = PrefetchPolicy(Lane.BULK, read_items=64, lead_periods=1.0)
 
 
 class Window:

@@ -10,12 +10,12 @@ a client as long as it has a connection, and a short grace after.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from dualpath.errors import BlockLostError, PeerError, ProtocolError, UsageError
-from dualpath.transport.base import Buffer, Destination, Peer, Pending, Ticket, TransferCounters
+from dualpath.transport.base import Buffer, Destination, OnItems, Peer, Pending, Ticket, TransferCounters
 from dualpath.wire.messages import (
     Abort,
     Attend,
@@ -186,11 +186,11 @@ class PoolNode:
         *,
         lane: Lane = Lane.PREFETCH,
         timeout_s: float = 10.0,
-        on_item: Callable[[int, Outcome], None] | None = None,
+        on_items: OnItems | None = None,
     ) -> Ticket:
         """Start reading slots; see `transport.Peer.read` for who owns the destinations until when."""
         return self.peer.read(
-            refs, destinations, slot_bytes=slot_bytes, lane=lane, timeout_s=timeout_s, on_item=on_item
+            refs, destinations, slot_bytes=slot_bytes, lane=lane, timeout_s=timeout_s, on_items=on_items
         )
 
     def start_read_by_call(

@@ -206,7 +206,8 @@ class BlockStore:
         """End one hold per block named."""
         for block in blocks:
             block.holds -= 1
-            self._settle(block)
+            if not (block.holds or block.pins):
+                self._settle(block)
 
     # --- time and numbers ------------------------------------------------------------------------------------
 
@@ -304,7 +305,8 @@ class BlockStore:
     def _hold(self, block: Block | None) -> Block | None:
         if block is not None:
             block.holds += 1
-            self._settle(block)
+            if block in self._idle:
+                self._settle(block)
         return block
 
     def _settle(self, block: Block) -> None:

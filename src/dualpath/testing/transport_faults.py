@@ -18,12 +18,12 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from dualpath.errors import DeadlineError, UnreachableError
-from dualpath.transport.base import Destination, Peer, Pending, Ticket, TransferCounters
+from dualpath.transport.base import Destination, OnItems, Peer, Pending, Ticket, TransferCounters
 from dualpath.transport.calls import PendingCall
 from dualpath.transport.ticket import ReadTicket
 from dualpath.wire.messages import Lane, Message, Outcome, SlotRef
@@ -94,10 +94,10 @@ class FaultyPeer:
         slot_bytes: int,
         lane: Lane = Lane.PREFETCH,
         timeout_s: float = 10.0,
-        on_item: Callable[[int, Outcome], None] | None = None,
+        on_items: OnItems | None = None,
     ) -> Ticket:
         """As `Peer.read`, item by item as `faults` says."""
-        ticket = ReadTicket(len(refs), time.monotonic() + timeout_s, on_item)
+        ticket = ReadTicket(len(refs), time.monotonic() + timeout_s, on_items)
         with self._lock:
             numbers = range(self._items, self._items + len(refs))
             self._items += len(refs)
@@ -166,12 +166,13 @@ class _FaultyRead:
         self.ticket.settle_all(outcome, error)
         self.stop.set()
 
-    def _arrived(self, index: int, outcome: Outcome) -> None:
-        item = self.through[index]
-        if outcome is Outcome.OK and self.corrupt[index]:
-            flat = self.destinations[item].cast("B")
-            flat[0] ^= 0xFF
-        self.ticket.settle(item, outcome)
+    def _arrived(self, first: int, outcomes: Sequence[Outcome]) -> None:
+        for index, outcome in enumerate(outcomes, first):
+            item = self.through[index]
+            if outcome is Outcome.OK and self.corrupt[index]:
+                flat = self.destinations[item].cast("B")
+                flat[0] ^= 0xFF
+            self.ticket.settle(item, outcome)
 
     def run(self, refs: Sequence[SlotRef], slot_bytes: int, lane: Lane, delay_s: float) -> None:
         """Thread: carry the read out, then let go."""
@@ -185,7 +186,7 @@ class _FaultyRead:
                 slot_bytes=slot_bytes,
                 lane=lane,
                 timeout_s=max(0.0, left),
-                on_item=self._arrived,
+                on_items=self._arrived,
             )
         while not self.ticket.settled and not self.stop.wait(0.005) and time.monotonic() < self.ticket.deadline:
             if self.peer.faults.killed:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 from dualpath.errors import PeerError, UsageError
 from dualpath.testing.transport_case import (
@@ -87,7 +88,7 @@ class TransferTests(TransportCase):
                     [SlotRef(slot, 1) for slot in order],
                     into,
                     slot_bytes=slot_bytes,
-                    on_item=lambda *item, told=told: told.append(item),
+                    on_items=lambda first, found, told=told: told.extend(enumerate(found, first)),
                 )
                 assert finish(ticket) == [Outcome.OK] * slots
                 assert ticket.error is None
@@ -96,13 +97,14 @@ class TransferTests(TransportCase):
 
     def test_item_is_complete_when_it_is_reported(self) -> None:
         with self.pair(16, 200_000) as (service, peer):
-            into, wrong = buffers(16, 200_000), []
+            into = buffers(16, 200_000)
+            wrong: list[int] = []
 
-            def on_item(index: int, outcome: Outcome) -> None:
-                if into[index] != service.slot(index):
-                    wrong.append(index)
+            def on_items(first: int, outcomes: Sequence[Outcome]) -> None:
+                ended = range(first, first + len(outcomes))
+                wrong.extend(index for index in ended if into[index] != service.slot(index))
 
-            finish(peer.read(refs(16), into, slot_bytes=200_000, on_item=on_item))
+            finish(peer.read(refs(16), into, slot_bytes=200_000, on_items=on_items))
             assert wrong == []
 
     def test_stale_references_are_lost_and_leave_the_destination_alone(self) -> None:
@@ -138,15 +140,15 @@ class TransferTests(TransportCase):
             run_threads(work, 4)
             assert wrong == []
 
-    def test_on_item_may_read_on(self) -> None:
+    def test_on_items_may_read_on(self) -> None:
         with self.pair(8, 1000) as (_, peer):
             second: list[Ticket] = []
             into = buffers(2, 1000)
 
-            def on_item(index: int, outcome: Outcome) -> None:
+            def on_items(first: int, outcomes: Sequence[Outcome]) -> None:
                 second.append(peer.read([SlotRef(1, 1)], into[1:], slot_bytes=1000))
 
-            finish(peer.read([SlotRef(0, 1)], into[:1], slot_bytes=1000, on_item=on_item))
+            finish(peer.read([SlotRef(0, 1)], into[:1], slot_bytes=1000, on_items=on_items))
             assert finish(second[0]) == [Outcome.OK]
 
     def test_nothing_to_do(self) -> None:

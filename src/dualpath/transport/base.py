@@ -21,11 +21,13 @@ from typing import Any, Protocol
 from dualpath.errors import PeerError
 from dualpath.wire.messages import Lane, Message, Outcome, SlotRef
 
-__all__ = ["Lane", "Outcome", "Peer", "Reply", "Service", "Session", "Ticket", "TransferCounters"]
+__all__ = ["Lane", "OnItems", "Outcome", "Peer", "Reply", "Service", "Session", "Ticket", "TransferCounters"]
 
 Buffer = Any  # anything that supports the buffer protocol, C-contiguous
 Destination = memoryview | Sequence[memoryview]
 """Where the payload of a reply goes: one buffer, or several. Flat bytes, writable."""
+OnItems = Callable[[int, Sequence[Outcome]], None]
+"""Hears how items `[first, first + len(outcomes))` of a read ended."""
 
 
 @dataclass(frozen=True)
@@ -123,12 +125,12 @@ class Peer(Protocol):
         slot_bytes: int,
         lane: Lane = Lane.PREFETCH,
         timeout_s: float = 10.0,
-        on_item: Callable[[int, Outcome], None] | None = None,
+        on_items: OnItems | None = None,
     ) -> Ticket:
         """Start reading slots straight into `destinations` (each `slot_bytes` long, writable).
 
-        `on_item(index, outcome)` runs once per item on a transport thread, after that item's bytes are complete (or it
-        failed). It must be quick and must not raise.
+        `on_items(first, outcomes)` hears of items `[first, first + len(outcomes))`, of each item once, on a transport
+        thread, after their bytes are complete (or they failed). It must be quick and must not raise.
         """
 
     def write(

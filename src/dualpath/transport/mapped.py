@@ -19,12 +19,12 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dualpath.errors import PeerError, ProtocolError, UnreachableError, UsageError
-from dualpath.transport.base import Service, Ticket
+from dualpath.transport.base import OnItems, Service, Ticket
 from dualpath.transport.dial import Unix
 from dualpath.transport.mapping import Mapping
 from dualpath.transport.peer import StreamPeer, check_transfer
@@ -95,11 +95,11 @@ class MappedPeer(StreamPeer):
         slot_bytes: int,
         lane: Lane = Lane.PREFETCH,
         timeout_s: float = 10.0,
-        on_item: Callable[[int, Outcome], None] | None = None,
+        on_items: OnItems | None = None,
     ) -> Ticket:
         """Start copying slots into `destinations`. The lane makes no difference: no network is involved."""
         targets = check_transfer(refs, destinations, slot_bytes, writable=True)
-        ticket = ReadTicket(len(refs), time.monotonic() + timeout_s, on_item)
+        ticket = ReadTicket(len(refs), time.monotonic() + timeout_s, on_items)
         self._requests += 1
         if refs:
             requests = split(ticket, refs, targets, slot_bytes)

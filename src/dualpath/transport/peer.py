@@ -16,12 +16,12 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from dualpath.errors import DeadlineError, PeerError, UnreachableError, UsageError
-from dualpath.transport.base import Destination, Ticket, TransferCounters
+from dualpath.transport.base import Destination, OnItems, Ticket, TransferCounters
 from dualpath.transport.calls import CallConnection, PendingCall
 from dualpath.transport.dial import CALLER_USER_TIMEOUT_MS, RAILED_USER_TIMEOUT_MS, Dialer, Tcp, Unix
 from dualpath.transport.failover import FailoverCall
@@ -249,11 +249,11 @@ class StreamPeer:
         slot_bytes: int,
         lane: Lane = Lane.PREFETCH,
         timeout_s: float = 10.0,
-        on_item: Callable[[int, Outcome], None] | None = None,
+        on_items: OnItems | None = None,
     ) -> Ticket:
-        """Start reading slots straight into `destinations`. Items are reported about every MiB."""
+        """Start reading slots straight into `destinations`. Items are reported every few MiB."""
         targets = check_transfer(refs, destinations, slot_bytes, writable=True)
-        ticket = ReadTicket(len(refs), time.monotonic() + timeout_s, on_item)
+        ticket = ReadTicket(len(refs), time.monotonic() + timeout_s, on_items)
         self._requests += 1
         if refs:
             requests = split(ticket, refs, targets, slot_bytes)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from dualpath.wire.frames import Head
 
 WINDOW = 2  # frames in flight: one that is being received, and one that the node turns to next
-PIECE_BYTES = 1 << 20  # how often `on_item` hears of a large reply
+PIECE_BYTES = 4 << 20
 
 
 class Receiver:

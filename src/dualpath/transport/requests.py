@@ -10,8 +10,8 @@ from dualpath.errors import PeerError
 from dualpath.transport.ticket import ReadTicket
 from dualpath.wire.messages import Outcome, SlotRef
 
-REQUEST_BYTES = 4 << 20
-REQUEST_ITEMS = 16
+REQUEST_BYTES = 8 << 20  # between megabytes all code runs in a cold cache: few frames, rather than many
+REQUEST_ITEMS = 64
 
 
 @dataclass(eq=False, slots=True)

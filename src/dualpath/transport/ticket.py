@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from dualpath.errors import DeadlineError, PeerError
+from dualpath.transport.base import OnItems
 from dualpath.wire.messages import Outcome
 
 _log = logging.getLogger(__name__)
@@ -27,18 +28,18 @@ class ReadTicket:
     """
 
     __slots__ = (
-        "_drained", "_error", "_held", "_lock", "_on_item", "_outcomes", "_parts", "_settled", "_unknown", "_unsettled",
-        "abort", "deadline", "ended", "listened",
+        "_drained", "_error", "_held", "_lock", "_on_items", "_outcomes", "_parts", "_settled", "_unknown",
+        "_unsettled", "abort", "deadline", "ended", "listened",
     )  # fmt: skip
 
-    def __init__(self, items: int, deadline: float, on_item: Callable[[int, Outcome], None] | None) -> None:
+    def __init__(self, items: int, deadline: float, on_items: OnItems | None) -> None:
         self.deadline = deadline
         self.abort: Callable[[Outcome, PeerError | None], None] | None = None
         self.ended: Callable[[ReadTicket], None] | None = None
-        self.listened = on_item is not None  # whether somebody wants to hear of each item
+        self.listened = on_items is not None  # whether somebody wants to hear of each item
         self._outcomes: list[Outcome | None] = [None] * items
-        self._on_item = on_item
-        self._unsettled = items  # items whose `on_item` has not returned
+        self._on_items = on_items
+        self._unsettled = items  # items whose `on_items` has not returned
         self._unknown = items  # items without an outcome
         self._parts = 0
         self._error: PeerError | None = None
@@ -71,7 +72,7 @@ class ReadTicket:
         return self._unknown == 0
 
     def wait(self, timeout_s: float | None = None) -> Sequence[Outcome | None]:
-        """Block until every item has an outcome and `on_item` has been told. At most `timeout_s`."""
+        """Block until every item has an outcome and `on_items` has been told. At most `timeout_s`."""
         if self._unsettled:
             _pass(self._settled, timeout_s)
         return self._outcomes
@@ -114,24 +115,35 @@ class ReadTicket:
 
     def _settle(self, first: int, outcomes: Sequence[Outcome], error: PeerError | None, released: int) -> bool:
         """Give outcomes, and let go of requests' destinations. Return whether the last request has now let go."""
-        known, count = self._outcomes, len(outcomes)
-        fresh: Sequence[int] = range(first, first + count)
         with self._lock:
-            if count and known[first : first + count].count(None) != count:
-                fresh = [index for index in fresh if known[index] is None]
-                for index in fresh:
-                    known[index] = outcomes[index - first]
-            else:
-                known[first : first + count] = outcomes
-            self._unknown -= len(fresh)
+            spans = self._unknown_spans(first, first + len(outcomes))
+            fresh = 0
+            for start, end in spans:
+                self._outcomes[start:end] = outcomes[start - first : end - first]
+                fresh += end - start
+            self._unknown -= fresh
             if error is not None and self._error is None and fresh:
                 self._error = error
-            if self._on_item is None:
-                return self._account(len(fresh), released)
-        for index in fresh:
-            self._tell(self._on_item, index, outcomes[index - first])
+            if self._on_items is None:
+                return self._account(fresh, released)
+        for start, end in spans:
+            self._tell(self._on_items, start, outcomes[start - first : end - first])
         with self._lock:
-            return self._account(len(fresh), released)
+            return self._account(fresh, released)
+
+    def _unknown_spans(self, first: int, end: int) -> list[tuple[int, int]]:
+        """Return where in `[first, end)` items have no outcome yet, as ranges."""
+        known = self._outcomes[first:end]
+        left = known.count(None)
+        spans: list[tuple[int, int]] = []
+        at = 0
+        while left:  # once, unless outcomes were given out of order
+            start = at = known.index(None, at)
+            while at < len(known) and known[at] is None:
+                at += 1
+            spans.append((first + start, first + at))
+            left -= at - start
+        return spans
 
     def _account(self, settled: int, released: int) -> bool:
         """Under the lock: count, and open the gates."""
@@ -146,11 +158,11 @@ class ReadTicket:
         return released > 0 and self._parts == 0
 
     @staticmethod
-    def _tell(on_item: Callable[[int, Outcome], None], index: int, outcome: Outcome) -> None:
+    def _tell(on_items: OnItems, first: int, outcomes: Sequence[Outcome]) -> None:
         try:
-            on_item(index, outcome)
+            on_items(first, outcomes)
         except Exception:  # noqa: BLE001 a bug of the caller's must not end the transport's thread
-            _log.exception("on_item raised")
+            _log.exception("on_items raised")
 
 
 def _pass(gate: threading.Lock, timeout_s: float | None) -> bool:
