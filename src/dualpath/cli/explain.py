@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dualpath.cli.output import ByteSize, byte_size, emit, progress, table
+from dualpath.cli.options import Dtype, Hot, Json, Nodes
+from dualpath.cli.output import ByteSize, emit, progress, table
 
 if TYPE_CHECKING:
     from dualpath.path.explain import LayerReport
@@ -42,12 +43,10 @@ def explain_command(
     model: Annotated[str, typer.Option(help="Built-in name, model folder or hub id.")] = "smollm2",
     prompt_file: Annotated[Path | None, typer.Option(help="Document to read; default: Python's own.")] = None,
     context: Annotated[int, typer.Option(help="Tokens of the prompt.", min=2)] = 1024,
-    hot: Annotated[
-        ByteSize, typer.Option(parser=byte_size, metavar="SIZE", help="Local memory kept for recent KV.")
-    ] = ByteSize(16 << 20),
-    nodes: Annotated[int, typer.Option(help="Pool nodes to start on this machine.", min=1, max=64)] = 2,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16, for weights and KV.")] = "float32",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    hot: Hot = ByteSize(16 << 20),
+    nodes: Nodes = 2,
+    dtype: Dtype = "float32",
+    as_json: Json = False,
 ) -> None:
     """Take one decode step by near-data reduction, and hold each layer's partials against float64.
 

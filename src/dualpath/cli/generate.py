@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dualpath.cli.key import shared_key
-from dualpath.cli.output import ByteSize, byte_size, emit, progress, say
+from dualpath.cli.options import Deadline, Dtype, Explain, Hot, KVDtype, Threads, Window
+from dualpath.cli.output import ByteSize, emit, progress, say
 from dualpath.cli.run import require_auto
 from dualpath.errors import UsageError
 from dualpath.units import format_bytes
@@ -29,26 +30,16 @@ def generate_command(
     chat: Annotated[bool, typer.Option("--chat", help="Put the prompt through the model's chat template.")] = False,
     pool: Annotated[str, typer.Option(metavar="HOST:PORT,...", help="Nodes that hold older KV.")] = "",
     new_tokens: Annotated[int, typer.Option(help="Most tokens to write.", min=1)] = 128,
-    hot: Annotated[
-        ByteSize, typer.Option(parser=byte_size, metavar="SIZE", help="Local memory kept for recent KV (Path A).")
-    ] = ByteSize(64 << 20),
-    window: Annotated[
-        ByteSize, typer.Option(parser=byte_size, metavar="SIZE", help="Local memory for KV in flight (Path B).")
-    ] = ByteSize(64 << 20),
+    hot: Hot = ByteSize(64 << 20),
+    window: Window = ByteSize(64 << 20),
     scheme: Annotated[
         str, typer.Option(help="baseline, fetch, sharded, reduce, mapped or auto; local without a pool.")
     ] = "",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16, for weights and KV.")] = "float32",
-    kv_dtype: Annotated[
-        str, typer.Option(help="What sealed KV is kept in: same, int8 or fp8. Changes the output a little.")
-    ] = "same",
-    threads: Annotated[int, typer.Option(help="Threads of model and attention; 0: all cores.", min=0)] = 0,
-    deadline: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Longest wait for a node.", min=0.1, max=86400)
-    ] = 10.0,
-    explain: Annotated[
-        bool, typer.Option("--explain", help="Say what scheme auto chose, and by which speeds.")
-    ] = False,
+    dtype: Dtype = "float32",
+    kv_dtype: KVDtype = "same",
+    threads: Threads = 0,
+    deadline: Deadline = 10.0,
+    explain: Explain = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
 ) -> None:
     """Stream the most likely continuation of a prompt to stdout; statistics go to stderr.

@@ -7,75 +7,43 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dualpath.cli.options import Json, Report
 from dualpath.cli.output import check_report, emit, terminal_columns, write_report
+from dualpath.cli.plan_options import (
+    CheckFlags,
+    ComputeFlags,
+    MeasuredFlags,
+    ModelFlags,
+    NetworkFlags,
+    PoolFlags,
+    PriceFlags,
+    WorkloadFlags,
+)
 from dualpath.errors import UsageError
+from dualpath.plan.options import PlanOptions, merge, parse_file
 
 if TYPE_CHECKING:
     from dualpath.plan.check import CheckReport, Fabric
     from dualpath.plan.inputs import Deployment
     from dualpath.plan.measured import RawRates
-    from dualpath.plan.options import PlanOptions
     from dualpath.plan.result import Plan, Sweep
 
 REPORT_SWEEP = "8K..1M"
 
-Word = str | None
-Count = int | None
-Number = float | None
-
 
 def plan_command(
-    model: Annotated[Word, typer.Option(help="Model of the catalogue, or a folder with config.json.")] = None,
-    config: Annotated[Word, typer.Option(metavar="PATH", help="A hub-style config.json.")] = None,
-    layers: Annotated[Count, typer.Option(help="A bare shape instead of a model.")] = None,
-    kv_heads: Annotated[Count, typer.Option(help="KV heads of that shape.")] = None,
-    query_heads: Annotated[Count, typer.Option(help="Query heads; default: as many as KV heads.")] = None,
-    head_dim: Annotated[Count, typer.Option(help="Elements of a head.")] = None,
-    latent_dim: Annotated[Count, typer.Option(help="Latent elements of a token (MLA).")] = None,
-    rope_dim: Annotated[Count, typer.Option(help="Elements of RoPE beside them.")] = None,
-    sliding: Annotated[Word, typer.Option(metavar="TOKENS", help="All layers of the shape slide over so many.")] = None,
-    parameters: Annotated[Number, typer.Option(help="Parameters of the shape, such as 8e9.")] = None,
-    dtype: Annotated[Word, typer.Option(help="KV stored as float32, bfloat16, float16, int8 or fp8.")] = None,
-    context: Annotated[Word, typer.Option(metavar="TOKENS", help="128K, 1M or a number. [128K]")] = None,
-    concurrency: Annotated[Count, typer.Option(help="Sequences decoded together. [8]")] = None,
-    target: Annotated[Number, typer.Option(metavar="TOKENS/S", help="Wanted of each sequence. [10]")] = None,
-    latency: Annotated[Word, typer.Option(metavar="TIME", help="Wanted end to end. [10s]")] = None,
-    chunk: Annotated[Word, typer.Option(metavar="TOKENS", help="Of a prompt at a time. [8192]")] = None,
-    gpu: Annotated[Word, typer.Option(help="GPU of the catalogue. [H100]")] = None,
-    gpus: Annotated[Count, typer.Option(help="GPUs by host. [1]")] = None,
-    hosts: Annotated[Count, typer.Option(help="Hosts that the model is spread over. [1]")] = None,
-    hot: Annotated[Word, typer.Option(metavar="SIZE", help="HBM for KV (Path A). [what is left]")] = None,
-    window: Annotated[Word, typer.Option(metavar="SIZE", help="Most HBM for prefetched KV. [1/8 of that]")] = None,
-    dram: Annotated[Word, typer.Option(metavar="SIZE", help="This host's DRAM for KV. [256GiB]")] = None,
-    dram_bandwidth: Annotated[Word, typer.Option(metavar="RATE", help="Of that DRAM. [300GB/s]")] = None,
-    nic: Annotated[Word, typer.Option(help="NIC of the catalogue, or 400G, 2x100G. [400G]")] = None,
-    nics: Annotated[Count, typer.Option(help="Such NICs by host. [1]")] = None,
-    storage_nics: Annotated[Count, typer.Option(help="Of storage, for the P/D ratio. [1]")] = None,
-    round_trip: Annotated[Word, typer.Option(metavar="TIME", help="To a node and back. [16us]")] = None,
-    nodes: Annotated[Count, typer.Option(help="Pool nodes. [4]")] = None,
-    node_memory: Annotated[Word, typer.Option(metavar="SIZE", help="DRAM of a node for KV. [512GiB]")] = None,
-    node_nics: Annotated[Count, typer.Option(help="NICs of a node. [1]")] = None,
-    pool_bandwidth: Annotated[Word, typer.Option(metavar="RATE", help="At which a node reads KV. [300GB/s]")] = None,
-    pool_flops: Annotated[Word, typer.Option(metavar="FLOP/S", help="Of a node, such as 3T. [no limit]")] = None,
-    measured: Annotated[Word, typer.Option(metavar="RAW.json", help="Rates of `dualpath bench raw --json`.")] = None,
-    measured_compute: Annotated[Word, typer.Option(metavar="TIME", help="A step outside attention, measured.")] = None,
-    measured_local: Annotated[Word, typer.Option(metavar="RATE", help="Local attention over KV, measured.")] = None,
-    price_gpu: Annotated[Number, typer.Option(metavar="USD", help="Of a GPU with its share of the host.")] = None,
-    price_node: Annotated[Number, typer.Option(metavar="USD", help="Of a pool node with memory and NICs.")] = None,
-    price_nic: Annotated[Number, typer.Option(metavar="USD", help="Of a NIC here. [there already]")] = None,
-    price_dram: Annotated[Number, typer.Option(metavar="USD", help="Of a GiB here. [there already]")] = None,
-    gpu_hour: Annotated[Number, typer.Option(metavar="USD", help="A GPU by the hour instead.")] = None,
-    node_hour: Annotated[Number, typer.Option(metavar="USD", help="A node by the hour instead.")] = None,
-    lifetime: Annotated[Number, typer.Option(metavar="YEARS", help="Over which prices are written off. [4]")] = None,
+    model: ModelFlags,
+    workload: WorkloadFlags,
+    compute: ComputeFlags,
+    network: NetworkFlags,
+    pool: PoolFlags,
+    measured: MeasuredFlags,
+    prices: PriceFlags,
+    against: CheckFlags,
     file: Annotated[Path | None, typer.Option(metavar="PLAN.toml", help="All of these; flags go first.")] = None,
     sweep: Annotated[str, typer.Option(metavar="NAME=FROM..TO", help="context or concurrency, by doubling.")] = "",
-    report: Annotated[Path | None, typer.Option(help="Write one HTML page with plots here.")] = None,
-    check: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="RUN.json", help="Compare with what `dualpath run --json` measured; may be repeated."),
-    ] = None,
-    raw: Annotated[Path | None, typer.Option(metavar="RAW.json", help="Links for --check.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    report: Report = None,
+    as_json: Json = False,
 ) -> None:
     """Say what a model's KV cache needs, what each way of serving it takes, and whether a dual path helps.
 
@@ -92,42 +60,19 @@ def plan_command(
         dualpath plan --file plan.toml --measured raw.json --json
         dualpath plan --check run.json --raw raw.json
     """
-    from dualpath.plan.options import (
-        ComputeOptions,
-        MeasuredOptions,
-        ModelOptions,
-        NetworkOptions,
-        PlanOptions,
-        PoolOptions,
-        PriceOptions,
-        WorkloadOptions,
-    )
-
     options = PlanOptions(
-        model=ModelOptions(
-            name=model, config=config, layers=layers, kv_heads=kv_heads, query_heads=query_heads, head_dim=head_dim,
-            latent_dim=latent_dim, rope_dim=rope_dim, window=sliding, parameters=parameters, dtype=dtype,
-        ),
-        workload=WorkloadOptions(
-            context=context, concurrency=concurrency, target=target, latency=latency, chunk=chunk
-        ),
-        compute=ComputeOptions(
-            gpu=gpu, gpus=gpus, hosts=hosts, hot=hot, window=window, dram=dram, dram_bandwidth=dram_bandwidth
-        ),
-        network=NetworkOptions(nic=nic, nics=nics, storage_nics=storage_nics, round_trip=round_trip),
-        pool=PoolOptions(
-            nodes=nodes, memory=node_memory, nics=node_nics, bandwidth=pool_bandwidth, flops=pool_flops
-        ),
-        measured=MeasuredOptions(raw=measured, compute=measured_compute, local=measured_local),
-        prices=PriceOptions(
-            gpu=price_gpu, node=price_node, nic=price_nic, dram_gib=price_dram, gpu_hour=gpu_hour, node_hour=node_hour,
-            lifetime_years=lifetime,
-        ),
-    )  # fmt: skip
-    if check:
-        _check(check, raw, options, as_json)
+        model=model.section(),
+        workload=workload.section(),
+        compute=compute.section(),
+        network=network.section(),
+        pool=pool.section(),
+        measured=measured.section(),
+        prices=prices.section(),
+    )
+    if against.check:
+        _check(against.check, against.raw, options, as_json)
         return
-    if raw is not None:
+    if against.raw is not None:
         raise UsageError("--raw goes with --check", hint="to plan with measured rates use --measured")
     _plan(options, file, sweep, report, as_json)
 
@@ -135,7 +80,6 @@ def plan_command(
 def _plan(options: PlanOptions, file: Path | None, sweep: str, report: Path | None, as_json: bool) -> None:
     import msgspec
 
-    from dualpath.plan.options import merge, parse_file
     from dualpath.plan.resolve import deployment
     from dualpath.plan.simulate import simulate
 

@@ -98,8 +98,11 @@ def _group(entry: CommandEntry, entries: tuple[CommandEntry, ...]) -> CommandGro
 
 
 def _command(entry: CommandEntry, target: Any) -> Any:
+    from dualpath.cli.groups import PanelCommand, flat
+
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    app.command(name=entry.name, help=keep_examples(inspect.getdoc(target) or entry.summary))(target)
+    text = keep_examples(inspect.getdoc(target) or entry.summary)
+    app.command(name=entry.name, cls=PanelCommand, help=text)(flat(target))
     return typer.main.get_command(app)
 
 

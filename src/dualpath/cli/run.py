@@ -6,16 +6,14 @@ import os
 import sys
 from collections.abc import Collection
 from contextlib import AbstractContextManager
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from dualpath.cli.key import shared_key
+from dualpath.cli.options import Json
 from dualpath.cli.output import (
-    ByteSize,
     ProgressBar,
-    byte_size,
     check_report,
     emit,
     progress,
@@ -24,72 +22,26 @@ from dualpath.cli.output import (
     words,
     write_report,
 )
+from dualpath.cli.run_options import (
+    LoadOptions,
+    MemoryOptions,
+    PoolOptions,
+    SchemeOptions,
+    WorkOptions,
+    check_options,
+)
 from dualpath.errors import UsageError
-from dualpath.transport.rails import MAX_RAILS
 from dualpath.units import format_bytes
-
-MAX_NODES = 64
 
 
 def run_command(
-    options: typer.Context,
-    model: Annotated[str, typer.Option(help="Built-in name, model folder, hub id, or shape:layers=2,...")] = "smollm2",
-    prompt_file: Annotated[Path | None, typer.Option(help="Document to decode from; default: Python's own.")] = None,
-    offset: Annotated[int, typer.Option(help="First token of the document to use.", min=0)] = 0,
-    context: Annotated[int, typer.Option(help="Tokens of the prompt.", min=1)] = 4096,
-    new_tokens: Annotated[
-        int, typer.Option("--new-tokens", "--samples", help="Tokens to decode with each scheme.", min=2)
-    ] = 64,
-    hot: Annotated[
-        ByteSize, typer.Option(parser=byte_size, metavar="SIZE", help="Local memory kept for recent KV (Path A).")
-    ] = ByteSize(16 << 20),
-    window: Annotated[
-        ByteSize, typer.Option(parser=byte_size, metavar="SIZE", help="Local memory for KV in flight (Path B).")
-    ] = ByteSize(64 << 20),
-    nodes: Annotated[int, typer.Option(help="Pool nodes to start on this machine.", min=1, max=MAX_NODES)] = 2,
-    pool: Annotated[str, typer.Option(metavar="HOST:PORT,...", help="Use these nodes instead.")] = "",
-    scheme: Annotated[
-        str, typer.Option(help="Any of hf,local,baseline,fetch,sharded,reduce,mapped; default: all. Also single, auto.")
-    ] = "",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16, for weights and KV.")] = "float32",
-    kv_dtype: Annotated[
-        str, typer.Option(help="What sealed KV is kept in: same, int8 or fp8. Changes the output a little.")
-    ] = "same",
-    threads: Annotated[int, typer.Option(help="Threads of model and attention; 0: all cores.", min=0)] = 0,
-    block_tokens: Annotated[int, typer.Option(help="Tokens of a block; 0: as many as suit the hot region.", min=0)] = 0,
-    fill: Annotated[str, typer.Option(help="prompt, or random: seeded random KV, no prefill, I/O only.")] = "prompt",
-    interleave: Annotated[
-        int, typer.Option(help="Schemes take turns every so many tokens; 0: one after another.", min=0)
-    ] = 0,
-    seed: Annotated[int, typer.Option(help="Seed of random KV and random token ids.")] = 0,
-    deadline: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Longest wait for a node.", min=0.1, max=86400)
-    ] = 10.0,
-    nic: Annotated[str, typer.Option(metavar="NAME,...", help="NICs of this host that may be used; all.")] = "",
-    rails: Annotated[
-        int, typer.Option(help="Pairs of NICs that may be used for a node.", min=1, max=MAX_RAILS)
-    ] = MAX_RAILS,
-    trace_prefetch: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the prefetcher's decisions here, for `dualpath replay`.")
-    ] = None,
-    concurrency: Annotated[
-        int, typer.Option(help="So many sequences at once, over each --variant; 0: one, by every scheme.", min=0)
-    ] = 0,
-    variant: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME,...",
-            help="With --concurrency: baseline,single,dual,dual-prefetch,dual-lanes,dual-rail,dual+reduce; all.",
-        ),
-    ] = "",
-    control_rate: Annotated[float, typer.Option(help="With --concurrency: control messages a second.", min=0)] = 100.0,
-    rounds: Annotated[int, typer.Option(help="With --concurrency: turns of each variant.", min=1)] = 3,
-    cold: Annotated[bool, typer.Option("--cold", help="With --concurrency: prefixes are computed first.")] = False,
-    explain: Annotated[
-        bool, typer.Option("--explain", help="Say what scheme auto chose, and by which speeds.")
-    ] = False,
-    report: Annotated[Path | None, typer.Option(help="Write one HTML page with plots here.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    given: typer.Context,
+    work: WorkOptions,
+    memory: MemoryOptions,
+    pool: PoolOptions,
+    one: SchemeOptions,
+    many: LoadOptions,
+    as_json: Json = False,
 ) -> None:
     """Decode a long document by every scheme, on the same prompt, and compare output and cost.
 
@@ -108,66 +60,79 @@ def run_command(
         dualpath run --pool 10.0.0.5:7480,10.0.0.6:7480 --model ./my-model --prompt-file book.txt
     """
     _yield_idle_cores()
+    check_options(given, concurrent=many.concurrency > 0)
+    shared = _shared(work, memory, pool)
+    if many.concurrency:
+        _run_many(many, shared, as_json)
+    else:
+        _run_one(one, shared, as_json)
+
+
+def _shared(work: WorkOptions, memory: MemoryOptions, pool: PoolOptions) -> dict[str, Any]:
+    """Return the settings that both kinds of run take."""
+    return {
+        "model": work.model,
+        "dtype": work.dtype,
+        "kv_dtype": work.kv_dtype,
+        "context": work.context,
+        "new_tokens": work.new_tokens,
+        "threads": work.threads,
+        "seed": work.seed,
+        "hot_bytes": int(memory.hot),
+        "window_bytes": int(memory.window),
+        "block_tokens": memory.block_tokens,
+        "nodes": pool.nodes,
+        "pool": pool.pool,
+        "key": shared_key(),
+        "nics": words(pool.nic),
+        "deadline_s": pool.deadline,
+    }
+
+
+def _run_many(many: LoadOptions, shared: dict[str, Any], as_json: bool) -> None:
+    from dualpath.bench.load import VARIANTS, LoadConfig, run_load
+    from dualpath.cli.run_load import print_load
+
+    config = LoadConfig(
+        **shared,
+        variants=words(many.variant) or tuple(VARIANTS),
+        concurrency=many.concurrency,
+        cold=many.cold,
+        control_per_s=many.control_rate,
+        rounds=many.rounds,
+    )
+    emit(as_json, run_load(config, view=TerminalView()), print_load)
+
+
+def _run_one(one: SchemeOptions, shared: dict[str, Any], as_json: bool) -> None:
     from dualpath.bench.experiment import run_experiment
     from dualpath.bench.settings import ExperimentConfig
-    from dualpath.cli.run_load import check_options, print_load
 
-    check_options(options, concurrent=concurrency > 0)
-    shared: dict[str, Any] = {  # what both kinds of run take
-        "model": model,
-        "dtype": dtype,
-        "kv_dtype": kv_dtype,
-        "context": context,
-        "new_tokens": new_tokens,
-        "hot_bytes": int(hot),
-        "window_bytes": int(window),
-        "block_tokens": block_tokens,
-        "nodes": nodes,
-        "pool": pool,
-        "key": shared_key(),
-        "nics": words(nic),
-        "threads": threads,
-        "seed": seed,
-        "deadline_s": deadline,
-    }
-    if concurrency:
-        from dualpath.bench.load import VARIANTS, LoadConfig, run_load
-
-        load = LoadConfig(
-            **shared,
-            variants=words(variant) or tuple(VARIANTS),
-            concurrency=concurrency,
-            cold=cold,
-            control_per_s=control_rate,
-            rounds=rounds,
-        )
-        emit(as_json, run_load(load, view=TerminalView()), print_load)
-        return
-    if report is not None:
-        check_report(report)
-    schemes = words(scheme)
-    if explain:
+    if one.report is not None:
+        check_report(one.report)
+    schemes = words(one.scheme)
+    if one.explain:
         require_auto(schemes)
     config = ExperimentConfig(
         **shared,
         schemes=schemes,
-        prompt_file=prompt_file,
-        offset=offset,
-        fill=fill,
-        interleave=interleave,
-        max_rails=rails,
-        trace_prefetch=trace_prefetch,
+        prompt_file=one.prompt_file,
+        offset=one.offset,
+        fill=one.fill,
+        interleave=one.interleave,
+        max_rails=one.rails,
+        trace_prefetch=one.trace_prefetch,
     )
-    if trace_prefetch is not None:
-        trace_prefetch.write_text("")  # each scheme appends
+    if one.trace_prefetch is not None:
+        one.trace_prefetch.write_text("")  # each scheme appends
     result = run_experiment(config, view=TerminalView())
     emit(as_json, result, print_result)
-    if explain and not as_json:
+    if one.explain and not as_json:
         print_choices(result)
-    if report is not None:
+    if one.report is not None:
         from dualpath.bench.report import render
 
-        write_report(report, render(result))
+        write_report(one.report, render(result))
     if not result["ok"]:
         raise typer.Exit(1)
 

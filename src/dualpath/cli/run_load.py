@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import typer
-
 from dualpath.cli.output import stdout_console, table
-from dualpath.errors import UsageError
 from dualpath.units import format_bytes
 
 COLUMNS = (
@@ -35,21 +32,6 @@ RATIOS = (
     ("P99", "tpot_ms_p99"),
     ("CPU per request", "cpu_s_per_request"),
 )
-
-
-OWN = ("variant", "control_rate", "rounds", "cold")
-"""Options that only `--concurrency` has a use for."""
-NONE = ("prompt_file", "offset", "scheme", "fill", "interleave", "rails", "trace_prefetch", "explain", "report")
-"""Options that it has none for."""
-
-
-def check_options(context: typer.Context, *, concurrent: bool) -> None:
-    """Raise `UsageError` for an option that was given and would do nothing."""
-    for name in NONE if concurrent else OWN:
-        source = context.get_parameter_source(name)
-        if source is not None and source.name != "DEFAULT":
-            option, how = name.replace("_", "-"), "does not go with" if concurrent else "goes with"
-            raise UsageError(f"--{option} {how} --concurrency")
 
 
 def print_load(result: dict[str, Any]) -> None:
