@@ -6,7 +6,6 @@ from dualpath.errors import UsageError
 from dualpath.host.lab.config import find_lab, parse_lab, ready_made
 from dualpath.host.lab.topology import CreateBridge, CreateCable, CreateNamespace, ShapeInterface, steps
 from dualpath.host.lanes import LANES
-from dualpath.host.rates import format_rate, parse_rate
 
 GOOD = """
 name = "pair"
@@ -89,29 +88,6 @@ def test_a_lab_that_is_neither_file_nor_name_is_refused_with_the_names() -> None
     assert "two-hosts-one-nic" in caught.value.hint
     with pytest.raises(UsageError, match="no such file"):
         find_lab("missing.toml")
-
-
-@pytest.mark.parametrize(
-    ("text", "bits_per_s"), [("1Gbit", 10**9), ("200Mbit", 2 * 10**8), ("2.5 Gbit/s", 25 * 10**8), ("64kbit", 64_000)]
-)  # fmt: skip
-def test_rates_are_decimal(text: str, bits_per_s: int) -> None:
-    assert parse_rate(text) == bits_per_s
-
-
-@pytest.mark.parametrize("text", ["", "1", "1G", "1GB", "1gbps", "0Mbit", "-1Gbit", "1Gibit"])
-def test_what_does_not_say_bits_is_no_rate(text: str) -> None:
-    with pytest.raises(UsageError, match="not a rate"):
-        parse_rate(text)
-
-
-def test_rates_print_as_they_are_written() -> None:
-    assert [format_rate(rate) for rate in (0, 999, 9.4e8, 1e9, 4e11)] == [
-        "0 bit/s",
-        "999 bit/s",
-        "940 Mbit/s",
-        "1 Gbit/s",
-        "400 Gbit/s",
-    ]
 
 
 def test_each_lane_has_a_priority_of_its_own() -> None:

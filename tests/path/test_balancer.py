@@ -9,7 +9,7 @@ import pytest
 
 from dualpath.cost.balance import NodeRates, Rates, Speed, StepLoad, balance_blocks, fetch_all, reduce_all, split_at
 from dualpath.path.balancer import Balancer
-from dualpath.path.choice import Choice, Form, bit_rate, byte_rate
+from dualpath.path.choice import Choice, Form
 from dualpath.path.rates import Answers, LiveRates, Median, NodeSeen, Received, StepSeen, Traffic, copy_share
 
 BLOCK = 400_000.0
@@ -323,8 +323,3 @@ def test_the_choice_as_a_sentence() -> None:
     assert [node["fetched_share"] for node in found["nodes"]] == [0.4, 0.0]
     assert found["bottleneck"] == "rail"
     assert set(Choice(Form.REDUCE, (0.0,)).as_dict(["A"])) == {"form", "sentence"}
-
-
-def test_rates_read_as_people_write_them() -> None:
-    assert [bit_rate(x * 125e3) for x in (940, 9400, 25000)] == ["940 Mbit/s", "9.4 Gbit/s", "25 Gbit/s"]
-    assert [byte_rate(x) for x in (6.1e9, 18e9, 850e6)] == ["6.1 GB/s", "18 GB/s", "850 MB/s"]

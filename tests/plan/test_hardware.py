@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dualpath.errors import UsageError
-from dualpath.plan.hardware import load_gpu, load_nic, parse_nic_rate, parse_rate, pcie_bytes_per_s
+from dualpath.plan.hardware import load_gpu, load_nic, parse_bytes_per_s, parse_nic_bits_per_s, pcie_bytes_per_s
 
 
 @pytest.mark.parametrize(
@@ -29,19 +29,19 @@ from dualpath.plan.hardware import load_gpu, load_nic, parse_nic_rate, parse_rat
     ],
 )
 def test_rates(text: str, bytes_per_s: float) -> None:
-    assert parse_rate(text) == pytest.approx(bytes_per_s)
+    assert parse_bytes_per_s(text) == pytest.approx(bytes_per_s)
 
 
 @pytest.mark.parametrize("text", ["", "400", "fast", "-1G", "0G", "400G/h", "4e5", "400GB/s/s", "G"])
 def test_what_is_no_rate(text: str) -> None:
     with pytest.raises(UsageError):
-        parse_rate(text)
+        parse_bytes_per_s(text)
 
 
 @given(st.text(max_size=12))
 def test_any_text_is_a_rate_or_a_usage_error(text: str) -> None:
     with contextlib.suppress(UsageError):
-        assert parse_rate(text) > 0
+        assert parse_bytes_per_s(text) > 0
 
 
 def test_a_nic_of_400_gigabytes_is_questioned() -> None:
@@ -49,8 +49,8 @@ def test_a_nic_of_400_gigabytes_is_questioned() -> None:
         load_nic("400GB/s")
     assert "did you mean 400 Gbit/s = 50 GB/s?" in caught.value.hint
     with pytest.raises(UsageError, match="40T"):
-        parse_nic_rate("40T")
-    assert parse_nic_rate("100GB/s") == parse_nic_rate("800G") == 800e9
+        parse_nic_bits_per_s("40T")
+    assert parse_nic_bits_per_s("100GB/s") == parse_nic_bits_per_s("800G") == 800e9
 
 
 def test_a_nic_by_its_rate() -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from dualpath.host.lanes import LANES
-from dualpath.host.rates import format_rate
 from dualpath.host.raw import RawBeside, RawRow
 from dualpath.transport.credit import QUEUE_S
-from dualpath.units import format_bytes
+from dualpath.units import format_bits_per_s, format_bytes
 
 DATA_LANES = ("prefetch", "bulk")
 LOOPBACK = "lo"
@@ -98,9 +97,9 @@ def _under_half(rows: Sequence[RawRow]) -> Iterator[str]:
         nominal = row.nominal_bits_per_s
         if nominal and row.bits_per_s < LEAST_OF_NOMINAL * nominal:
             yield (
-                f"{_name(row)}: {format_rate(row.bits_per_s)} at best, {row.bits_per_s / nominal:.0%} of nominal "
-                f"{format_rate(nominal)}. Look at the NIC's PCIe link (LnkSta against LnkCap in `lspci -vv`) and its "
-                "NUMA node first; `dualpath doctor` does. Over TCP one core can be the limit too"
+                f"{_name(row)}: {format_bits_per_s(row.bits_per_s)} at best, {row.bits_per_s / nominal:.0%} of nominal "
+                f"{format_bits_per_s(nominal)}. Look at the NIC's PCIe link (LnkSta against LnkCap in `lspci -vv`) and "
+                "its NUMA node first; `dualpath doctor` does. Over TCP one core can be the limit too"
             )
 
 
@@ -117,8 +116,8 @@ def _large_is_slow(rows: Sequence[RawRow]) -> Iterator[str]:
         largest = sizes[max(sizes)]
         if largest.block_bytes >= LARGE * best.block_bytes and largest.bits_per_s < FALLEN_SHARE * best.bits_per_s:
             yield (
-                f"{_name(best)}, {best.direction}s: {format_rate(best.bits_per_s)} with "
-                f"{format_bytes(best.block_bytes)}, but {format_rate(largest.bits_per_s)} with "
+                f"{_name(best)}, {best.direction}s: {format_bits_per_s(best.bits_per_s)} with "
+                f"{format_bytes(best.block_bytes)}, but {format_bits_per_s(largest.bits_per_s)} with "
                 f"{format_bytes(largest.block_bytes)}. Small fine and large slow: MTU along the path "
                 f"(`ping -M do -s 8972 {_host(best)}`), switch buffers and drops, socket buffers; with RoCE also PFC "
                 "and the GID index at both ends"
@@ -136,8 +135,9 @@ def _unequal(rows: Sequence[RawRow]) -> Iterator[str]:
     for row in best:
         if fastest is not None and worth(row) < UNEQUAL_SHARE * worth(fastest):
             yield (
-                f"rails are unequal: {_name(row)} gives {format_rate(row.bits_per_s)}, {_name(fastest)} "
-                f"{format_rate(fastest.bits_per_s)}. Compare their link speed, PCIe slot, NUMA node, MTU and cable"
+                f"rails are unequal: {_name(row)} gives {format_bits_per_s(row.bits_per_s)}, "
+                f"{_name(fastest)} {format_bits_per_s(fastest.bits_per_s)}. Compare their link speed, PCIe slot, NUMA "
+                "node, MTU and cable"
             )
 
 
@@ -151,9 +151,9 @@ def _not_added(rows: Sequence[RawRow], together: Sequence[RawRow]) -> Iterator[s
     alone = sum(by_nic.values())
     if best.bits_per_s < ADDED_SHARE * alone:
         yield (
-            f"all rails together: {format_rate(best.bits_per_s)}, {best.bits_per_s / alone:.0%} of "
-            f"{format_rate(alone)}, the sum of each alone. They share something: a switch uplink, a PCIe root port, or "
-            "this host's or the node's cores"
+            f"all rails together: {format_bits_per_s(best.bits_per_s)}, {best.bits_per_s / alone:.0%} of "
+            f"{format_bits_per_s(alone)}, the sum of each alone. They share something: a switch uplink, a PCIe root "
+            "port, or this host's or the node's cores"
         )
     for rail, count in (best.rail_bytes or {}).items():
         if not count:

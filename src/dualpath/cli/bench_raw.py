@@ -11,8 +11,7 @@ import typer
 
 from dualpath.cli.key import KEY_VARIABLE, shared_key
 from dualpath.cli.output import byte_size, emit, progress, table
-from dualpath.host.rates import format_rate, parse_rate
-from dualpath.units import format_bytes
+from dualpath.units import format_bits_per_s, format_bytes, parse_bits_per_s
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,7 +69,7 @@ def raw_command(
         in_flight=in_flight,
         nics=tuple(nic or ()),
         every_pair=every_pair,
-        nominal_bits_per_s=parse_rate(nominal) if nominal else None,
+        nominal_bits_per_s=parse_bits_per_s(nominal) if nominal else None,
         timeout_s=deadline,
     )
     key = shared_key(key_file)
@@ -99,7 +98,7 @@ def _print_report(report: RawReport) -> None:
 def _print_rows(title: str, rows: Sequence[RawRow]) -> None:
     nominal = rows[0].nominal_bits_per_s
     if nominal:
-        title += f", nominal {format_rate(nominal)}"
+        title += f", nominal {format_bits_per_s(nominal)}"
     columns = [
         "lane",
         "direction",

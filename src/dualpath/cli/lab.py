@@ -170,8 +170,7 @@ def _print_labs(found: dict[str, Any]) -> None:
 
 
 def _print_status(found: Any) -> None:
-    from dualpath.host.rates import format_rate
-    from dualpath.units import format_bytes
+    from dualpath.units import format_bits_per_s, format_bytes
 
     if not found.up:
         typer.echo(f"lab {found.name} is not up")
@@ -183,7 +182,7 @@ def _print_status(found: Any) -> None:
             ", ".join(nic.addresses),
             nic.state,
             nic.mtu,
-            None if nic.shaped_bits_per_s is None else format_rate(nic.shaped_bits_per_s),
+            None if nic.shaped_bits_per_s is None else format_bits_per_s(nic.shaped_bits_per_s),
             format_bytes(nic.counters.rx_bytes),
             format_bytes(nic.counters.tx_bytes),
             len(host.processes),

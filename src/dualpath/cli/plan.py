@@ -126,7 +126,7 @@ def _check(runs: list[Path], raw: Path | None, options: PlanOptions, as_json: bo
 
 def _fabric(raw: Path | None, options: PlanOptions) -> Fabric:
     from dualpath.plan.check import Fabric
-    from dualpath.plan.hardware import load_nic, parse_rate
+    from dualpath.plan.hardware import load_nic, parse_bytes_per_s
     from dualpath.plan.quantities import parse_seconds
 
     near = options.pool.bandwidth
@@ -145,7 +145,7 @@ def _fabric(raw: Path | None, options: PlanOptions) -> Fabric:
         link_bytes_per_s=link,
         rails=rails,
         round_trip_s=trip,
-        near_bytes_per_s=None if near is None else parse_rate(near),
+        near_bytes_per_s=None if near is None else parse_bytes_per_s(near),
     )
 
 

@@ -104,7 +104,7 @@ def _grid(found: list[RailReading]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    from dualpath.host.rates import format_rate
+    from dualpath.units import format_bits_per_s
 
     grid = Table(box=box.SIMPLE_HEAD)
     for name in ("rail", "address", "speed", "MTU", "NUMA", "RDMA", "driver", "received", "sent", "verdict"):
@@ -116,13 +116,13 @@ def _grid(found: list[RailReading]) -> Table:
         grid.add_row(
             nic.name,
             "\n".join(one.rail.addresses) or "-",
-            "-" if speed is None else format_rate(speed),
+            "-" if speed is None else format_bits_per_s(speed),
             "-" if nic.mtu is None else str(nic.mtu),
             "-" if nic.numa_node is None else str(nic.numa_node),
             ", ".join(nic.rdma_devices) or "-",
             nic.driver or "-",
-            "-" if used is None else _bar(used.rx_share, format_rate(8 * used.rx_bytes_per_s)),
-            "-" if used is None else _bar(used.tx_share, format_rate(8 * used.tx_bytes_per_s)),
+            "-" if used is None else _bar(used.rx_share, format_bits_per_s(8 * used.rx_bytes_per_s)),
+            "-" if used is None else _bar(used.tx_share, format_bits_per_s(8 * used.tx_bytes_per_s)),
             Text(said, style=STYLES.get(one.verdict, "")),
         )
     return grid

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dualpath.cost.balance import Rates, Split
+from dualpath.units import format_bits_per_s, format_bytes_per_s
 
 
 class Form(enum.StrEnum):
@@ -48,11 +49,11 @@ class Choice:
         for i, rates in enumerate(self.rates.nodes):
             if self.used[i]:
                 verb = f"fetching {100 * self.shares[i]:.0f} % from" if self.shares[i] else "reducing all at"
-                rail, near = bit_rate(rates.rail_bytes_per_s), byte_rate(rates.near.bytes_per_s)
+                rail, near = format_bits_per_s(8 * rates.rail_bytes_per_s), format_bytes_per_s(rates.near.bytes_per_s)
                 nodes.append(f"{verb} node {names[i]}: NIC {rail}, near-data {near}")
         where = "" if self.split.node is None else f" of node {names[self.split.node]}"
         return (
-            f"{'; '.join(nodes)}, local {byte_rate(self.rates.local.bytes_per_s)}. Expected: "
+            f"{'; '.join(nodes)}, local {format_bytes_per_s(self.rates.local.bytes_per_s)}. Expected: "
             f"{self.split.step_s * 1e3:.3g} ms a step, mostly {self.split.bottleneck}{where}; "
             f"reducing all {self.corners_s[0] * 1e3:.3g} ms, fetching all {self.corners_s[1] * 1e3:.3g} ms"
         )
@@ -84,14 +85,3 @@ class Choice:
             "reduce_all_s": self.corners_s[0],
             "fetch_all_s": self.corners_s[1],
         }
-
-
-def bit_rate(bytes_per_s: float) -> str:
-    """Return a link's speed as links are sold: `940 Mbit/s`, `9.4 Gbit/s`."""
-    bits = bytes_per_s * 8
-    return f"{bits / 1e9:.3g} Gbit/s" if bits >= 1e9 else f"{bits / 1e6:.3g} Mbit/s"
-
-
-def byte_rate(bytes_per_s: float) -> str:
-    """Return a rate over memory: `6.1 GB/s`, `850 MB/s`."""
-    return f"{bytes_per_s / 1e9:.2g} GB/s" if bytes_per_s >= 1e9 else f"{bytes_per_s / 1e6:.3g} MB/s"

@@ -6,9 +6,9 @@ import math
 
 from dualpath.kv.layout import LayerKind
 from dualpath.plan.inputs import Deployment, Origin
-from dualpath.plan.quantities import gbit_per_s, gbyte_per_s, plural, seconds
+from dualpath.plan.quantities import plural, seconds
 from dualpath.plan.result import InputRow
-from dualpath.units import format_bytes, three_digits
+from dualpath.units import format_bits_per_s, format_bytes, format_bytes_per_s, three_digits
 
 
 def input_rows(d: Deployment) -> tuple[InputRow, ...]:
@@ -26,21 +26,25 @@ def input_rows(d: Deployment) -> tuple[InputRow, ...]:
         ("latency", seconds(load.latency_s), "default"),
         ("chunk", plural(load.chunk_tokens, "token"), "default"),
         ("gpus", f"{host.all_gpus} x {gpu.name}", "default"),
-        ("hbm", f"{format_bytes(gpu.memory_bytes)}, {gbyte_per_s(gpu.memory_bytes_per_s)} each", "nominal"),
+        ("hbm", f"{format_bytes(gpu.memory_bytes)}, {format_bytes_per_s(gpu.memory_bytes_per_s)} each", "nominal"),
         ("flops", f"{three_digits(gpu.bf16_flop_per_s / 1e12)} TFLOP/s each (bf16, dense)", "nominal"),
         ("hot", _size(host.hot_bytes, "what HBM has left"), "default"),
         ("window", _size(host.window_bytes, "1/8 of that at most"), "default"),
-        ("dram", f"{format_bytes(host.dram_bytes)}, {gbyte_per_s(host.dram_bytes_per_s)} by host", "default"),
-        ("nic", f"{net.nics} x {gbit_per_s(net.nic_bytes_per_s)} = {gbyte_per_s(nics)} by host", "default"),
+        ("dram", f"{format_bytes(host.dram_bytes)}, {format_bytes_per_s(host.dram_bytes_per_s)} by host", "default"),
+        (
+            "nic",
+            f"{net.nics} x {format_bits_per_s(8 * net.nic_bytes_per_s)} = {format_bytes_per_s(nics)} by host",
+            "default",
+        ),
         ("storage_nics", f"{net.storage_nics} by host (for the P/D ratio)", "default"),
         ("round_trip", seconds(net.round_trip_s), "default"),
         ("nodes", f"{pool.nodes} of {format_bytes(pool.memory_bytes)}, {pool.nics} NIC each", "default"),
-        ("pool_bandwidth", f"{gbyte_per_s(pool.bytes_per_s)} by node", "default"),
+        ("pool_bandwidth", f"{format_bytes_per_s(pool.bytes_per_s)} by node", "default"),
         ("pool_flops", arithmetic, "default"),
     ]
     local, busy = d.measured.local_bytes_per_s, d.measured.compute_s
     if local is not None:
-        rows.append(("local_attention", f"{gbyte_per_s(local)}, instead of HBM's peak", "measured"))
+        rows.append(("local_attention", f"{format_bytes_per_s(local)}, instead of HBM's peak", "measured"))
     if busy is not None:
         rows.append(("outside_attention", f"{seconds(busy)} a step", "measured"))
     for name in d.prices.__struct_fields__:

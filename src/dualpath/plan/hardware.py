@@ -78,7 +78,7 @@ class NicSpec:
         return min(limits)
 
 
-def parse_rate(text: str) -> float:
+def parse_bytes_per_s(text: str) -> float:
     """Return the bytes per second that `text` names: `400G` = 50e9, `50GB/s` = 50e9, `50GiB/s` = 53.7e9.
 
     A bare letter is bits, as in the names of NICs. Raises `UsageError` for anything else, a bare number included,
@@ -88,9 +88,10 @@ def parse_rate(text: str) -> float:
     return bits_per_s / 8
 
 
-def parse_nic_rate(text: str) -> float:
-    """Return the bits per second of one NIC port. Raises `UsageError` as `parse_rate` does, and for a rate no NIC has.
+def parse_nic_bits_per_s(text: str) -> float:
+    """Return the bits per second of one NIC port.
 
+    Raises `UsageError` as `parse_bytes_per_s` does, and for a rate no NIC has.
     `400GB/s` is refused: eight times the 400 Gbit/s that was meant.
     """
     bits_per_s, in_bytes = _rate(text)
@@ -137,6 +138,6 @@ def load_nic(name: str) -> NicSpec:
         ports = int(match.group(1) or 1)
         if ports < 1:
             raise UsageError(f"a NIC with {ports} ports?", hint="at least one")
-        return NicSpec(name=name, source="given", ports=ports, bits_per_s=parse_nic_rate(match.group(2)))
+        return NicSpec(name=name, source="given", ports=ports, bits_per_s=parse_nic_bits_per_s(match.group(2)))
     found, values = entry("nics", name)
     return NicSpec(name=found, **{**values, "rdma": tuple(values.get("rdma", ()))})

@@ -8,7 +8,8 @@ import msgspec
 
 from dualpath.errors import UsageError
 from dualpath.host.raw import RawReport, RawRow
-from dualpath.plan.quantities import gbit_per_s, gbyte_per_s, seconds
+from dualpath.plan.quantities import seconds
+from dualpath.units import format_bits_per_s, format_bytes_per_s
 
 BULK_LANES = ("prefetch", "bulk")
 """Lanes whose rate is a link's, best first."""
@@ -52,10 +53,11 @@ def _of_best_lane(rows: tuple[RawRow, ...]) -> list[RawRow]:
 
 def _notes(report: RawReport, rows: list[RawRow], slowest: float, round_trip_s: float, rails: int) -> tuple[str, ...]:
     nominal = [row.nominal_bits_per_s / 8 for row in rows if row.nominal_bits_per_s]
-    against = f", nominal {gbit_per_s(min(nominal))}" if nominal else ""
+    against = f", nominal {format_bits_per_s(8 * min(nominal))}" if nominal else ""
     found = [
         f"Measured between {report.local_host} and {report.remote_host} over {rails} rail{'s' if rails != 1 else ''}: "
-        f"{gbyte_per_s(slowest)} = {gbit_per_s(slowest)} a rail{against}; round trip {seconds(round_trip_s)}."
+        f"{format_bytes_per_s(slowest)} = {format_bits_per_s(8 * slowest)} a rail{against}; "
+        f"round trip {seconds(round_trip_s)}."
     ]
     if nominal and slowest < min(nominal) / 2:
         found.append("That is under half of nominal: check PCIe and NUMA before planning (`dualpath doctor`).")

@@ -1,4 +1,4 @@
-"""Numbers as people write them in a plan: tokens, seconds, money. Sizes are in `units`, rates in `plan.hardware`."""
+"""Numbers as people write them in a plan: tokens, seconds, money. See also `units` and `plan.hardware`."""
 
 from __future__ import annotations
 
@@ -56,23 +56,6 @@ def seconds(value: float) -> str:
         if value >= scale:
             return f"{three_digits(value / scale)} {unit}"
     return f"{three_digits(value / 1e-6)} us"
-
-
-def gbyte_per_s(bytes_per_s: float) -> str:
-    """Return a rate in decimal bytes: `6.4 GB/s`, `1.37 TB/s`, `10.5 MB/s`."""
-    for unit, scale in (("TB/s", 1e12), ("GB/s", 1e9)):
-        if bytes_per_s >= scale:
-            return f"{three_digits(bytes_per_s / scale)} {unit}"
-    return f"{three_digits(bytes_per_s / 1e6)} MB/s"
-
-
-def gbit_per_s(bytes_per_s: float) -> str:
-    """Return a rate in decimal bits: `51.2 Gbit/s`, `11 Tbit/s`."""
-    bits = bytes_per_s * 8
-    for unit, scale in (("Tbit/s", 1e12), ("Gbit/s", 1e9)):
-        if bits >= scale:
-            return f"{three_digits(bits / scale)} {unit}"
-    return f"{three_digits(bits / 1e6)} Mbit/s"
 
 
 def plural(count: int, name: str) -> str:

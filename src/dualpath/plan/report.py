@@ -7,10 +7,11 @@ from html import escape
 
 from dualpath.cost.tpot import Scheme
 from dualpath.page import document, legend
-from dualpath.plan.quantities import gbyte_per_s, seconds
+from dualpath.plan.quantities import seconds
 from dualpath.plan.result import Plan, Ruling, Sweep
 from dualpath.plan.tables import Table, budget_rows, heading, tables
 from dualpath.plots import Curve, bars, curves
+from dualpath.units import format_bytes_per_s
 
 COLOURS = {str(scheme): f"var(--s{index})" for index, scheme in enumerate(Scheme)}
 _BAR_COLOURS = {"asked": "var(--s2)", "there": "var(--s0)", "taken": "var(--s3)", "left": "var(--s1)"}
@@ -65,7 +66,7 @@ def _tokens(count: float) -> str:
 def _bandwidth(plan: Plan) -> str:
     rows = [(name, _BAR_COLOURS[name.partition(":")[0]], [("", rate)]) for name, rate in budget_rows(plan) if rate > 0]
     caption = "Decimal units. What is asked for is for all sequences at the target rate."
-    return f"<figure>{bars(rows, form=gbyte_per_s, left=260)}<figcaption>{caption}</figcaption></figure>"
+    return f"<figure>{bars(rows, form=format_bytes_per_s, left=260)}<figcaption>{caption}</figcaption></figure>"
 
 
 def _table(table: Table) -> str:

@@ -88,7 +88,7 @@ def deployment(options: PlanOptions, *, raw: RawRates | None = None) -> Deployme
         prices=prices,
         measured=Measured(
             compute_s=None if measured.compute is None else _positive("compute time", measured.compute, parse_seconds),
-            local_bytes_per_s=None if measured.local is None else hardware.parse_rate(measured.local),
+            local_bytes_per_s=None if measured.local is None else hardware.parse_bytes_per_s(measured.local),
         ),
         block_tokens=BLOCK_TOKENS,
         origins=origins,
@@ -177,7 +177,7 @@ def _compute(o: ComputeOptions) -> Compute:
         gpus=_count("GPUs in a host", o.gpus, most=MOST_IN_HOST),
         hosts=_count("hosts", o.hosts, most=MOST_NODES),
         dram_bytes=_size("DRAM", o.dram),
-        dram_bytes_per_s=hardware.parse_rate(str(o.dram_bandwidth)),
+        dram_bytes_per_s=hardware.parse_bytes_per_s(str(o.dram_bandwidth)),
         hot_bytes=None if o.hot is None else _size("a hot region", o.hot),
         window_bytes=None if o.window is None else _size("a window", o.window),
     )
@@ -196,7 +196,7 @@ def _pool(o: PoolOptions) -> Pool:
     return Pool(
         nodes=_count("nodes", o.nodes, most=MOST_NODES),
         memory_bytes=_size("a node's memory", o.memory),
-        bytes_per_s=hardware.parse_rate(str(o.bandwidth)),
+        bytes_per_s=hardware.parse_bytes_per_s(str(o.bandwidth)),
         flop_per_s=math.inf if o.flops == "inf" else _positive("FLOP/s of a node", o.flops, parse_flop_per_s),
         nics=_count("NICs in a node", o.nics, most=MOST_IN_HOST),
     )

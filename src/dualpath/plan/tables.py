@@ -9,9 +9,9 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dualpath.plan.quantities import gbit_per_s, gbyte_per_s, plural, seconds
+from dualpath.plan.quantities import plural, seconds
 from dualpath.plan.result import Plan, Ruling, SchemeRow, Sweep
-from dualpath.units import format_bytes
+from dualpath.units import format_bits_per_s, format_bytes, format_bytes_per_s
 
 WIDTH = 100
 """Columns that sentences fill; rows may be longer."""
@@ -209,7 +209,7 @@ def _memory(plan: Plan) -> Table:
 
 
 def _bandwidth(plan: Plan) -> Table:
-    rows = tuple((name, gbyte_per_s(rate), gbit_per_s(rate)) for name, rate in budget_rows(plan))
+    rows = tuple((name, format_bytes_per_s(rate), format_bits_per_s(8 * rate)) for name, rate in budget_rows(plan))
     return Table("Bandwidth", ("decimal", "bytes", "bits"), rows)
 
 

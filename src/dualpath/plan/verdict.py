@@ -12,9 +12,9 @@ from dualpath.cost.balance import Bottleneck
 from dualpath.cost.tpot import WORDS, Scheme
 from dualpath.plan.budget import compute_s, total_kv_bytes
 from dualpath.plan.inputs import Deployment
-from dualpath.plan.quantities import gbit_per_s, gbyte_per_s, plural, seconds
+from dualpath.plan.quantities import plural, seconds
 from dualpath.plan.result import Cell, CostRow, Demand, Links, Memory, Ruling, SchemeRow, Verdict
-from dualpath.units import format_bytes
+from dualpath.units import format_bits_per_s, format_bytes, format_bytes_per_s
 
 WELL_UNDER = 0.2
 """A load under this share of the NICs is well under them: software comes first."""
@@ -52,7 +52,8 @@ def deployment_test(d: Deployment, has: Links, asked: Demand) -> str:
     share = asked.load_bytes_per_s / has.nic_bytes_per_s
     words = (
         f"all KV ({format_bytes(total_kv_bytes(d))}) in {seconds(d.workload.latency_s)} is "
-        f"{gbyte_per_s(asked.load_bytes_per_s)} = {gbit_per_s(asked.load_bytes_per_s)}, {_percent(share)} of the NICs"
+        f"{format_bytes_per_s(asked.load_bytes_per_s)} = {format_bits_per_s(8 * asked.load_bytes_per_s)}, "
+        f"{_percent(share)} of the NICs"
     )
     if share < WELL_UNDER:
         return f"{words}: well under them, so tune software first."

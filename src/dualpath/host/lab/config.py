@@ -27,9 +27,8 @@ from typing import TypeVar
 import msgspec
 
 from dualpath.errors import UsageError
-from dualpath.host.rates import parse_rate
 from dualpath.host.shaping import Shape, default_burst
-from dualpath.units import parse_bytes
+from dualpath.units import parse_bits_per_s, parse_bytes
 
 NETWORKS = "net"
 """The namespace of the bridges is called as if it were a host of this name."""
@@ -88,7 +87,7 @@ class NicConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         """What each direction is held to; `None` where there is no rate."""
         if self.rate is None:
             return None
-        rate = parse_rate(self.rate)
+        rate = parse_bits_per_s(self.rate)
         burst = default_burst(rate) if self.burst is None else parse_bytes(self.burst)
         return Shape(rate, burst, self.priority)
 

@@ -24,8 +24,8 @@ from dualpath.host.lab.config import NETWORKS, HostConfig, LabConfig, NicConfig,
 from dualpath.host.lab.topology import port
 from dualpath.host.netlink import Link, links, open_netlink
 from dualpath.host.nics import Counters
-from dualpath.host.rates import parse_rate
 from dualpath.host.shaping import Shape, default_burst, set_rate
+from dualpath.units import parse_bits_per_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class EmulatedNic:
             raise UsageError(
                 f"{self.host.name}.{self.config.name} has no rate to change", hint="give it one in its lab"
             )
-        bits_per_s = parse_rate(rate)
+        bits_per_s = parse_bits_per_s(rate)
         shape = Shape(bits_per_s, default_burst(bits_per_s), self.config.priority)
         for namespace, interface in self._ends():
             with open_netlink(namespace) as netlink:
