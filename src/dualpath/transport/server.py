@@ -13,7 +13,6 @@ import contextlib
 import logging
 import secrets
 import socket
-import struct
 import threading
 import time
 from typing import TypeVar
@@ -22,6 +21,7 @@ from dualpath.errors import DualPathError, PeerError, ProtocolError, UsageError
 from dualpath.transport.base import Reply, Service, Session
 from dualpath.transport.dial import tune
 from dualpath.transport.stream import Stream, size_of
+from dualpath.transport.timeouts import limit_receive, limit_send
 from dualpath.transport.turns import Turns
 from dualpath.wire.auth import NodeHandshake, check_key
 from dualpath.wire.failures import failure_of
@@ -172,9 +172,8 @@ class StreamServer:
         return Session(peer=name, tenant=hello.tenant, lane=hello.lane, owner=hello.owner)
 
     def _set_stall_timeout(self, stream: Stream) -> None:
-        timeval = struct.pack("ll", int(self._stall_timeout_s), int(self._stall_timeout_s % 1 * 1e6))
-        stream.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
-        stream.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
+        limit_receive(stream.sock, self._stall_timeout_s)
+        limit_send(stream.sock, self._stall_timeout_s)
 
     def _next_head(self, stream: Stream) -> Head | None:
         """Return the next request's head. An idle connection may wait for ever; a begun frame may not."""

@@ -17,13 +17,13 @@ import contextlib
 import os
 import select
 import socket
-import struct
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from dualpath.errors import ProtocolError
+from dualpath.transport.timeouts import limit_receive
 from dualpath.wire.frames import Head, HeadParser, Limits, encode
 from dualpath.wire.messages import Message
 
@@ -255,8 +255,7 @@ class Stream:
 
     def _set_timeout(self, timeout_s: float) -> None:
         if timeout_s != self._timeout_s:
-            timeval = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6) + 1)
-            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
+            limit_receive(self.sock, timeout_s)
             self._timeout_s = timeout_s
 
     def payload_done(self) -> None:
