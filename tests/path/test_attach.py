@@ -167,3 +167,19 @@ def test_room_that_may_have_been_reserved_is_given_back(nodes: LocalNodes, monke
         with pytest.raises(DeadlineError):
             path.begin([(path.open(), [1] * 16)])
         assert node.stats()["blocks_prepared"] == 0
+
+
+def test_a_step_that_is_undone_keeps_nothing_that_was_there_already(nodes: LocalNodes) -> None:
+    first_pool, first = opened(nodes, Scheme.SHARDED, "undone")
+    second_pool, second = opened(nodes, Scheme.SHARDED, "undone", hot=4)
+    with first_pool, first, second_pool, second:
+        a, b = first.open(), second.open()
+        first.fill_random(a, TOKENS, seed=3)
+        assert second.attach(b, TOKENS[:8]) == 8
+        step = second.begin([(b, TOKENS[8:24])])  # two blocks that the first has sealed
+        step.abort()
+        first.close_sequence(a)
+        c = first.open()
+        assert first.attach(c, TOKENS) == 8  # the second's own, which it has kept
+        first.close_sequence(c)
+        one_step(second, b)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dualpath.pool.client import Pool
     from dualpath.wire.messages import SlotRef
 
-_LEASE_S = 1.0  # for the answer alone: what is there already was pinned by `prepare`
+_NO_LEASE_S = 0.0  # what is there already was pinned by `prepare`
 
 
 @dataclass(slots=True)
@@ -122,13 +122,21 @@ class Writer:
                     raise BlockLostError(f"node {node.name} {problem}", node=node.name, hint=hint)
         except BaseException:
             for number, some in keys.items():
-                self._pool.nodes[number].drop([key for key in some if not self._kept[(number, BlockId(key.id))]])
+                self._unpin(number, some)
             raise
 
     def abort(self, sealings: Sequence[Sealing]) -> None:
-        """Give prepared room back; a node that cannot be reached frees it by itself."""
+        """Give prepared room back, and pins of what was there already; a node out of reach does both by itself."""
         for number, keys in self._keys(sealings).items():
             self._pool.nodes[number].abort(keys)
+        for number, keys in self._keys(sealing for sealing in sealings if sealing.present).items():
+            self._unpin(number, keys)
+
+    def _unpin(self, number: int, keys: Sequence[BlockKey]) -> None:
+        """Drop those of `keys` that nobody here owns."""
+        foreign = [key for key in keys if not self._kept[(number, BlockId(key.id))]]
+        if foreign:
+            self._pool.nodes[number].drop(foreign)
 
     def drop(self, blocks: Sequence[tuple[int, BlockId]], groups: Sequence[int] | None = None) -> None:
         """One owner fewer for these `(node, id)` blocks; the last one takes them out. Unreachable nodes are passed by.
@@ -195,11 +203,12 @@ class Writer:
         try:
             answer = node.prepare(items)
             there = [item.key for item, refs in zip(items, answer, strict=True) if not refs]
-            known = dict(zip(there, node.resolve(there, _LEASE_S).refs, strict=True)) if there else {}
+            known = dict(zip(there, node.resolve(there, _NO_LEASE_S).refs, strict=True)) if there else {}
         except PoolFullError:
             raise  # then nothing was reserved; whatever else happened, something may be
         except BaseException:
             node.abort([item.key for item in items])
+            self._unpin(number, [item.key for item in items])
             raise
         out: list[Sealing] = []
         for i, (id, tokens, _) in enumerate(blocks):
