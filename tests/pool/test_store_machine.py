@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 
 from hypothesis import settings
@@ -68,11 +69,13 @@ class StoreMachine(RuleBasedStateMachine):
     clients = Bundle("clients")
     leases = Bundle("leases")
     holds = Bundle("holds")
+    late = Bundle("late")
 
     def __init__(self) -> None:
         super().__init__()
         self.clock = FakeClock()
         self.memories: list[ListMemory] = []
+        self.serials = itertools.count(1)
         self.store = BlockStore(CAPACITY, self.make_memory, self.clock, grace_s=GRACE_S)
         self.promises: list[Promise] = []
         self.pins: dict[tuple[bytes, int], list[SlotRef]] = {}  # of owners that are here
@@ -105,7 +108,9 @@ class StoreMachine(RuleBasedStateMachine):
         self.lapse()
         before, size = self.store.used, size_of(number)
         try:
-            (refs,) = self.store.prepare(client.connection, [PrepareItem(block_key(number), slots, size, 1)])
+            (refs,) = self.store.prepare(
+                client.connection, [PrepareItem(block_key(number), slots, size, 1)], serial=next(self.serials)
+            )
         except PoolFullError:
             assert self.store.used == before
             return
@@ -123,7 +128,7 @@ class StoreMachine(RuleBasedStateMachine):
         if write:
             blocks = self.store.begin_write(client.connection, size_of(number), refs)
             self.store.end_write(refs, blocks, complete=True)
-        (outcome,) = self.store.commit(client.connection, [key])
+        (outcome,) = self.store.commit(client.connection, [key], serial=next(self.serials))
         block = self.store.resolve("t", [key], 0.0)[1][0]
         assert (block is not None) == (outcome is Outcome.OK)
         if block is not None:
@@ -136,9 +141,26 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(client=clients, number=keys)
     def abort_or_drop(self, client: Client, number: int) -> None:
-        self.store.abort(client.connection, [block_key(number)])
-        self.store.drop(client.connection, [block_key(number)])
+        self.give_up(client, number, next(self.serials))
         self.pins.pop((client.owner, number), None)
+
+    def give_up(self, client: Client, number: int, serial: int) -> None:
+        self.store.abort(client.connection, [block_key(number)], serial=serial)
+        self.store.drop(client.connection, [block_key(number)], serial=serial)
+
+    @rule(target=late, client=clients, number=keys)
+    def put_while_a_drop_is_on_its_way(self, client: Client, number: int) -> tuple[bytes, int, int]:
+        serial = next(self.serials)
+        self.pins.pop((client.owner, number), None)
+        self.put(client, number, slots=2)
+        return client.owner, number, serial
+
+    @rule(client=clients, drop=late)
+    def drop_arrives(self, client: Client, drop: tuple[bytes, int, int]) -> None:
+        """It may come by any connection of its owner, more than once, and takes nothing that is wanted since."""
+        owner, number, serial = drop
+        if client.owner == owner:
+            self.give_up(client, number, serial)
 
     @rule(target=leases, number=keys, ttl_s=st.sampled_from([1.0, 5.0]))
     def resolve(self, number: int, ttl_s: float) -> int:

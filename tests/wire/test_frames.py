@@ -11,7 +11,10 @@ from dualpath.errors import ProtocolError, VersionError
 from dualpath.wire.frames import HEADER, MAGIC, Head, HeadParser, Limits, decode_message, encode
 from dualpath.wire.messages import (
     PROTOCOL_VERSION,
+    Abort,
     BlockKey,
+    Commit,
+    Drop,
     Failure,
     FailureCode,
     Hello,
@@ -19,6 +22,8 @@ from dualpath.wire.messages import (
     Outcome,
     Outcomes,
     Ping,
+    Prepare,
+    PrepareItem,
     Read,
     Resolve,
     SlotRef,
@@ -30,8 +35,15 @@ MESSAGES = [
     Read(4096, [SlotRef(1, 2), SlotRef(2**40, 2**63)]),
     Outcomes([Outcome.OK, Outcome.LOST]),
     Resolve([BlockKey(b"id", 0)], 1.5),
+    Prepare([PrepareItem(BlockKey(b"id", 1), 2, 4096, 256)], 7),
+    Commit([BlockKey(b"id", 0)], 2**63),
+    Abort([BlockKey(b"id", 0)], 8),
+    Drop([BlockKey(b"id", 0)], 9),
     Failure(FailureCode.FULL, "full", "add nodes"),
 ]
+
+
+BODY = msgspec.msgpack.encode
 
 
 def header(magic=MAGIC, version=PROTOCOL_VERSION, flags=0, request_id=1, message=0, payload=0):
@@ -86,6 +98,11 @@ def test_pieces_of_any_size(sizes):
     assert heads == MESSAGES
 
 
+@pytest.mark.parametrize(("fields", "serial"), [([], 0), ([7], 7), ([7, "from a later release"], 7)])
+def test_fields_may_be_missing_at_the_end_or_be_too_many(fields, serial):
+    assert decode_message(BODY(["Drop", [[b"id", 0]], *fields])) == Drop([BlockKey(b"id", 0)], serial)
+
+
 def test_payload_is_never_consumed():
     frame = encode(1, Ping(), 100)
     taken, head = HeadParser().feed(frame + b"x" * 100)
@@ -93,7 +110,6 @@ def test_payload_is_never_consumed():
     assert head == Head(1, Ping(), 100)
 
 
-BODY = msgspec.msgpack.encode
 MALFORMED = {
     "bad magic": (b"GET / HTTP/1.1\r\n", ProtocolError, "bad magic"),
     "bad first byte": (b"G", ProtocolError, "bad magic"),

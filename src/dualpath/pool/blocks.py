@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from dualpath.pool.order import UNORDERED, GivenUp
 from dualpath.pool.slab import Slab
 from dualpath.wire.messages import BlockKey, SlotRef
 
@@ -24,6 +25,7 @@ class Block:
     leases: int = 0
     pins: set[Owner] = field(default_factory=set)
     prepared_by: Connection | None = None
+    prepared_at: int = UNORDERED  # serial of the newest request that wanted it while it is prepared
 
     @property
     def bytes(self) -> int:
@@ -43,7 +45,9 @@ class Owner:
     name: bytes
     connections: int = 0
     pins_end: float = 0.0
-    pinned: dict[Block, None] = field(default_factory=dict)  # in the order of pinning, so that eviction is too
+    pinned: dict[Block, int] = field(default_factory=dict)
+    """Serial of the newest request that wanted it; in the order of pinning, so that eviction is too."""
+    given_up: GivenUp = field(default_factory=GivenUp)
 
 
 @dataclass(eq=False)

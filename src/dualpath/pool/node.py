@@ -4,11 +4,13 @@ Under failure: `prepare` reserves all or nothing. `write` and `read` report an o
 `drop` and `drop_view` only let go of things, which a node does by itself when its client is gone: they are best effort,
 raise nothing, and do not wait for a node that does not answer. Every other method raises a `PeerError` when there is no
 proper answer; whether the node acted on it is then unknown, and every request may be sent again. Blocks stay pinned for
-a client as long as it has a connection, and a short grace after.
+a client as long as it has a connection, and a short grace after. A request that was given up and comes to the node late
+undoes nothing that was asked of it since.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -119,6 +121,7 @@ class PoolNode:
         self.address = address
         self.timeout_s = timeout_s
         self._silent = False
+        self._serials = itertools.count(1)  # in which order blocks were taken and given up: see `wire.Prepare`
 
     @property
     def name(self) -> str:
@@ -142,7 +145,7 @@ class PoolNode:
 
         Raises `PoolFullError`.
         """
-        return self._call(Prepare(list(items)), Prepared, Lane.BULK).refs
+        return self._call(Prepare(list(items), next(self._serials)), Prepared, Lane.BULK).refs
 
     def write(
         self,
@@ -158,15 +161,15 @@ class PoolNode:
 
     def commit(self, keys: Sequence[BlockKey]) -> list[Outcome]:
         """Seal and pin; `LOST`: not prepared (any more) or not fully written."""
-        return self._call(Commit(list(keys)), Outcomes, Lane.BULK).outcomes
+        return self._call(Commit(list(keys), next(self._serials)), Outcomes, Lane.BULK).outcomes
 
     def abort(self, keys: Sequence[BlockKey]) -> None:
         """Give prepared slots back. Best effort."""
-        self._let_go(Abort(list(keys)), Lane.BULK)
+        self._let_go(Abort(list(keys), next(self._serials)), Lane.BULK)
 
     def drop(self, keys: Sequence[BlockKey]) -> None:
         """Unpin blocks; what no other client pins is forgotten. Best effort."""
-        self._let_go(Drop(list(keys)), Lane.BULK)
+        self._let_go(Drop(list(keys), next(self._serials)), Lane.BULK)
 
     # --- reading ---------------------------------------------------------------------------------------------
 

@@ -157,7 +157,7 @@ class PoolService:
     def _prepare(self, session: Session, message: wire.Prepare, payload: memoryview) -> Reply:
         client = self._client(session)
         with self._lock:
-            return Reply(wire.Prepared(self._store.prepare(client.connection, message.items)))
+            return Reply(wire.Prepared(self._store.prepare(client.connection, message.items, serial=message.serial)))
 
     def _write(self, session: Session, message: Write, payload: memoryview) -> Reply:
         client = self._client(session)
@@ -177,18 +177,18 @@ class PoolService:
     def _commit(self, session: Session, message: wire.Commit, payload: memoryview) -> Reply:
         client = self._client(session)
         with self._lock:
-            return Reply(Outcomes(self._store.commit(client.connection, message.keys)))
+            return Reply(Outcomes(self._store.commit(client.connection, message.keys, serial=message.serial)))
 
     def _abort(self, session: Session, message: wire.Abort, payload: memoryview) -> Reply:
         client = self._client(session)
         with self._lock:
-            self._store.abort(client.connection, message.keys)
+            self._store.abort(client.connection, message.keys, serial=message.serial)
         return Reply(wire.Done())
 
     def _drop(self, session: Session, message: wire.Drop, payload: memoryview) -> Reply:
         client = self._client(session)
         with self._lock:
-            self._store.drop(client.connection, message.keys)
+            self._store.drop(client.connection, message.keys, serial=message.serial)
         return Reply(wire.Done())
 
     def _resolve(self, session: Session, message: wire.Resolve, payload: memoryview) -> Reply:

@@ -17,6 +17,8 @@ first, when room is needed. Dropping a block's last pin forgets it as soon as no
 Blocks are named by content, so two owners may prepare the same key at once. Each gets slots of its own; the first
 commit wins; the other's commit succeeds too, gives its slots back and pins the block that is there.
 
+Requests of one owner may overtake each other; `serial` says in which order they were made, see `order`.
+
 Capacity counts the bytes of taken slots over all tenants and slot sizes. Pages of freed slots are kept for reuse as
 long as all pages together fit into the capacity too.
 """
@@ -29,6 +31,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dualpath.errors import PoolFullError, UsageError
 from dualpath.pool.blocks import Block, Connection, Owner
 from dualpath.pool.leases import Leases
+from dualpath.pool.order import UNORDERED, overtaken
 from dualpath.pool.owners import Owners
 from dualpath.pool.slab import MakeMemory, Slab, Slabs
 from dualpath.units import format_bytes
@@ -81,10 +84,13 @@ class BlockStore:
 
     # --- writing ---------------------------------------------------------------------------------------------
 
-    def prepare(self, connection: Connection, items: Sequence[PrepareItem]) -> list[list[SlotRef]]:
+    def prepare(
+        self, connection: Connection, items: Sequence[PrepareItem], *, serial: int = UNORDERED
+    ) -> list[list[SlotRef]]:
         """Reserve slots for all items or none; see `wire.Prepare`. What this owner has prepared is returned again.
 
-        Raises `PoolFullError` when the room that eviction could make does not suffice, `UsageError` for bad sizes.
+        Raises `PoolFullError` when the room that eviction could make does not suffice, `UsageError` for bad sizes, and
+        for what the owner has given up since it asked.
         """
         self.tick()
         owner = connection.owner
@@ -92,6 +98,8 @@ class BlockStore:
         fresh: dict[BlockKey, PrepareItem] = {}
         for item in items:
             self._check(owner, item)
+            if owner.given_up.since(item.key, serial):
+                raise UsageError("a later request gave the block up", hint="prepare it again")
             block = self._sealed.get((owner.tenant, item.key)) or self._prepared.get((owner, item.key))
             if block is not None:
                 if not block.sealed and (len(block.slots), block.slab.slot_bytes) != (item.slots, item.slot_bytes):
@@ -111,14 +119,14 @@ class BlockStore:
         slabs = {item.slot_bytes: self._slabs.open(owner.tenant, item.slot_bytes) for item in fresh.values()}
         for block in known.values():
             if block.sealed:
-                self._pin(block, owner)
+                self._pin(block, owner, serial)
             else:
-                self._prepared_by(block, connection)
+                self._prepared_by(block, connection, serial)
         while self.used + wanted > self.capacity:
             self.evictions += 1
             self._free(next(iter(self._idle)))
-        for key, item in fresh.items():
-            self._allocate(connection, key, item, slabs[item.slot_bytes])
+        for item in fresh.values():
+            self._allocate(connection, item, slabs[item.slot_bytes], serial)
         blocks = [self._sealed.get((owner.tenant, i.key)) or self._prepared[owner, i.key] for i in items]
         return [[] if block.sealed else block.refs() for block in blocks]
 
@@ -146,25 +154,28 @@ class BlockStore:
         self.release(block for block in blocks if block is not None)
         return outcomes
 
-    def commit(self, connection: Connection, keys: Sequence[BlockKey]) -> list[Outcome]:
+    def commit(self, connection: Connection, keys: Sequence[BlockKey], *, serial: int = UNORDERED) -> list[Outcome]:
         """Seal what this owner has prepared and fully written, and pin it. Per key, as in `wire.Commit`."""
         self.tick()
-        return [self._commit(connection.owner, key) for key in keys]
+        return [self._commit(connection.owner, key, serial) for key in keys]
 
-    def abort(self, connection: Connection, keys: Sequence[BlockKey]) -> None:
+    def abort(self, connection: Connection, keys: Sequence[BlockKey], *, serial: int = UNORDERED) -> None:
         """Give prepared slots back."""
+        owner = connection.owner
         for key in keys:
-            block = self._prepared.get((connection.owner, key))
-            if block is not None:
+            owner.given_up.note(key, serial)
+            block = self._prepared.get((owner, key))
+            if block is not None and not overtaken(serial, block.prepared_at):
                 self._abort(block)
 
-    def drop(self, connection: Connection, keys: Sequence[BlockKey]) -> None:
+    def drop(self, connection: Connection, keys: Sequence[BlockKey], *, serial: int = UNORDERED) -> None:
         """Take the owner's pins away; a block without any is forgotten as soon as nothing keeps it."""
         self.tick()
         owner = connection.owner
         for key in keys:
+            owner.given_up.note(key, serial)
             block = self._sealed.get((owner.tenant, key))
-            if block is not None and block in owner.pinned:
+            if block is not None and block in owner.pinned and not overtaken(serial, owner.pinned[block]):
                 self._unpin(block, owner)
                 block.doomed = not block.pins
                 self._settle(block)
@@ -250,16 +261,18 @@ class BlockStore:
         if not 0.0 <= ttl_s <= MAX_TTL_S:
             raise UsageError(f"a lease lasts 0 to {MAX_TTL_S:.0f} s, not {ttl_s}")
 
-    def _allocate(self, connection: Connection, key: BlockKey, item: PrepareItem, slab: Slab) -> None:
+    def _allocate(self, connection: Connection, item: PrepareItem, slab: Slab, serial: int) -> None:
         self._slabs.make_pages(slab, item.slots, self.used)
         slots = tuple(slab.take() for _ in range(item.slots))
-        block = Block(connection.owner.tenant, key, item.tokens, slab, slots, set(slots))
+        block = Block(connection.owner.tenant, item.key, item.tokens, slab, slots, set(slots))
         self.used += block.bytes
         self._at.update(((slab, slot), block) for slot in slots)
-        self._prepared[connection.owner, key] = block
-        self._prepared_by(block, connection)
+        self._prepared[connection.owner, item.key] = block
+        self._prepared_by(block, connection, serial)
 
-    def _commit(self, owner: Owner, key: BlockKey) -> Outcome:
+    def _commit(self, owner: Owner, key: BlockKey, serial: int) -> Outcome:
+        if owner.given_up.since(key, serial):
+            return Outcome.LOST
         mine, there = self._prepared.get((owner, key)), self._sealed.get((owner.tenant, key))
         if there is None and (mine is None or mine.unwritten):
             return Outcome.LOST
@@ -271,14 +284,15 @@ class BlockStore:
             else:
                 self._abort(mine)
         assert there is not None
-        self._pin(there, owner)
+        self._pin(there, owner, serial)
         return Outcome.OK
 
-    def _prepared_by(self, block: Block, connection: Connection) -> None:
+    def _prepared_by(self, block: Block, connection: Connection, serial: int) -> None:
         if block.prepared_by is not None:
             block.prepared_by.prepared.discard(block)
         connection.prepared.add(block)
         block.prepared_by = connection
+        block.prepared_at = max(block.prepared_at, serial)
 
     def _unprepare(self, block: Block) -> None:
         connection = block.prepared_by
@@ -292,9 +306,9 @@ class BlockStore:
         block.doomed = True
         self._settle(block)
 
-    def _pin(self, block: Block, owner: Owner) -> None:
+    def _pin(self, block: Block, owner: Owner, serial: int) -> None:
         block.pins.add(owner)
-        owner.pinned[block] = None
+        owner.pinned[block] = max(serial, owner.pinned.get(block, UNORDERED))
         block.doomed = False
         self._settle(block)
 

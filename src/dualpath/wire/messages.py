@@ -119,9 +119,15 @@ class PrepareItem(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Prepare(Message, frozen=True):
-    """Reserve slots. All or none; a full pool is `Failure(FULL)`. Prepared slots are invisible to readers."""
+    """Reserve slots. All or none; a full pool is `Failure(FULL)`. Prepared slots are invisible to readers.
+
+    `serial`, here and in `Commit`, `Abort` and `Drop`: in which order an owner made these requests over all its
+    connections, upwards from 1. One that comes after a later one about the same block does not undo it: what was given
+    up since is not reserved (`Failure(INVALID)`) or sealed (`LOST`), what is wanted since is not given up. 0: no order.
+    """
 
     items: list[PrepareItem]
+    serial: int = 0
 
 
 class Prepared(Message, frozen=True):
@@ -147,16 +153,18 @@ class Commit(Message, frozen=True):
     """Seal prepared blocks: from now on readers see them, and they never change. Pinned for this connection's owner.
 
     A key that is already sealed is pinned too. Reply `Outcomes`: `LOST` means neither prepared here nor sealed, or not
-    fully written.
+    fully written, or given up since (see `Prepare`).
     """
 
     keys: list[BlockKey]
+    serial: int = 0
 
 
 class Abort(Message, frozen=True):
     """Give prepared slots back. Unknown keys are ignored. Reply `Done`."""
 
     keys: list[BlockKey]
+    serial: int = 0
 
 
 class Resolve(Message, frozen=True):
@@ -193,6 +201,7 @@ class Drop(Message, frozen=True):
     view covers them. Unknown keys are ignored. Reply `Done`."""
 
     keys: list[BlockKey]
+    serial: int = 0
 
 
 class ViewBlock(msgspec.Struct, frozen=True, array_like=True):
