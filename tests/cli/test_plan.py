@@ -45,6 +45,16 @@ def test_json_is_one_object_in_base_units(run: Callable[..., Outcome]) -> None:
     assert {row["origin"] for row in found["inputs"]} == {"given", "default", "nominal"} - {"given"}
 
 
+@pytest.mark.parametrize(("words", "bytes_per_token"), [((), 131_072), (("same",), 131_072), (("int8",), 66_048)])
+def test_quantised_kv_is_counted_with_its_scales(
+    words: tuple[str, ...], bytes_per_token: int, run: Callable[..., Outcome]
+) -> None:
+    _, out, _ = run(*MODEL, *(f"--kv-dtype={word}" for word in words), "--json")
+    assert (
+        json.loads(out)["kv"]["bytes_per_token"] == bytes_per_token
+    )  # 32 layers x 8 heads x K and V x 128 x (1 + 2/256)
+
+
 def test_a_bare_shape(run: Callable[..., Outcome]) -> None:
     shape = "plan --layers 32 --kv-heads 32 --head-dim 128 --dtype float16 --context 131072 --concurrency 1 --json"
     code, out, _ = run(*shape.split())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,13 +13,16 @@ from dualpath.cost import compute, deductions, kv, money, prefill_decode, tpot
 from dualpath.cost.balance import NodeRates, Rates, Speed, StepLoad
 from dualpath.cost.tpot import Scheme
 from dualpath.errors import UsageError
-from dualpath.kv.layout import LayerGroup, LayerKind
+from dualpath.kv import KVLayout, codecs
+from dualpath.kv.layout import KV_DTYPES, LayerGroup, LayerKind
 
 
-def group(kind: LayerKind = LayerKind.FULL, layers: int = 2, window: int = 0, kv_heads: int = 8) -> LayerGroup:
+def group(
+    kind: LayerKind = LayerKind.FULL, layers: int = 2, window: int = 0, kv_heads: int = 8, head_dim: int = 128
+) -> LayerGroup:
     return LayerGroup(
-        kind=kind, layers=tuple(range(layers)), query_heads=32, kv_heads=kv_heads, head_dim=128, value_dim=128,
-        window=window,
+        kind=kind, layers=tuple(range(layers)), query_heads=32, kv_heads=kv_heads, head_dim=head_dim,
+        value_dim=head_dim, window=window,
     )  # fmt: skip
 
 
@@ -32,10 +36,25 @@ def test_a_layer_by_attention_and_dtype() -> None:
     assert kv.layer_bytes(group(LayerKind.LATENT, kv_heads=1), 1, "bfloat16") == 128 * 2
 
 
-def test_quantised_kv_is_a_byte_and_a_scale_for_each_head_stream_and_block() -> None:
-    assert kv.layer_bytes(group(), 256, "int8") == 2 * 8 * (256 * 128 + 4)
-    assert kv.layer_bytes(group(), 257, "fp8") == 2 * 8 * (257 * 128 + 8)
-    assert kv.bytes_per_token(shape(group(), dtype="int8")) == pytest.approx(2 * 2 * 8 * (128 + 4 / 256))
+def test_quantised_kv_is_a_byte_and_scales_for_each_channel_of_each_block() -> None:
+    assert kv.layer_bytes(group(), 256, "int8") == 2 * 8 * (256 + 2) * 128
+    assert kv.layer_bytes(group(), 257, "fp8") == 2 * 8 * (257 + 2 * 2) * 128
+    assert kv.bytes_per_token(shape(group(), dtype="int8")) == pytest.approx(2 * 2 * 8 * 128 * (1 + 2 / 256))
+
+
+@given(
+    kind=st.sampled_from(LayerKind), kv_heads=st.integers(1, 9), width=st.integers(1, 200),
+    block_tokens=st.integers(1, 70), blocks=st.integers(1, 3), dtype=st.sampled_from(kv.DTYPES),
+)  # fmt: skip
+def test_whole_blocks_take_what_the_codec_makes_of_them(
+    kind: LayerKind, kv_heads: int, width: int, block_tokens: int, blocks: int, dtype: str
+) -> None:
+    one = group(kind, kv_heads=kv_heads, head_dim=width)
+    layer_block = tuple(block_tokens if size == -1 else size for size in one.layer_block_shape)
+    stored = codecs.encode(np.ones(layer_block, np.float32), KV_DTYPES.get(dtype, dtype))
+    assert kv.layer_bytes(one, blocks * block_tokens, dtype, block_tokens=block_tokens) == blocks * stored.size
+    layout = KVLayout((one,), "float32", block_tokens, kv_dtype=KV_DTYPES.get(dtype, dtype))
+    assert math.ceil(kv.bytes_per_token(shape(one, dtype=dtype, block_tokens=block_tokens))) == layout.bytes_per_token
 
 
 def test_an_unknown_dtype_is_refused() -> None:
@@ -166,7 +185,7 @@ def test_auto_is_never_slower_than_a_corner_nor_faster_than_the_work_itself(
 
 @given(context=st.integers(1, 1 << 20), more=st.integers(0, 1 << 20), top=st.sampled_from([0, 64, 2048]))
 def test_bytes_grow_with_the_context_and_what_is_read_is_held(context: int, more: int, top: int) -> None:
-    for dtype in kv.ELEMENT_BYTES:
+    for dtype in kv.DTYPES:
         hybrid = shape(group(), group(LayerKind.SLIDING, window=100), dtype=dtype, index_top_k=top)
         assert kv.read_bytes(hybrid, context) <= kv.held_bytes(hybrid, context)
         assert kv.held_bytes(hybrid, context) <= kv.held_bytes(hybrid, context + more)

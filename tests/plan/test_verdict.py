@@ -77,7 +77,7 @@ def test_it_says_how_many_nics_or_gpus_or_which_dtype_would_meet_it(make: Make) 
     assert few.ruling is Ruling.WILL_NOT_MEET
     assert ", or with 2 NICs, or on " in few.reason
     smaller = verdict(make, concurrency=6, nodes=1, bandwidth="40GB/s")
-    assert "or on 2 GPUs (17.8 ms), or with KV in fp8 (all-local, 20.2 ms)." in smaller.reason
+    assert "or on 2 GPUs (17.8 ms), or with KV in fp8 (all-local, 20.3 ms)." in smaller.reason
     none = verdict(make, concurrency=64, target=500)
     assert none.reason.endswith("faster KV does not help. Lower the context, concurrency or target, or take faster "
                                 "GPUs or nodes.")  # fmt: skip

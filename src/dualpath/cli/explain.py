@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dualpath.cli.options import Dtype, Hot, Json, Nodes
+from dualpath.cli.options import Dtype, Hot, Json, KVDtype, Nodes
 from dualpath.cli.output import ByteSize, emit, progress, table
 
 if TYPE_CHECKING:
+    from dualpath.engine.load import LoadedModel
     from dualpath.path.explain import LayerReport
 
 
@@ -46,6 +47,7 @@ def explain_command(
     hot: Hot = ByteSize(16 << 20),
     nodes: Nodes = 2,
     dtype: Dtype = "float32",
+    kv_dtype: KVDtype = "same",
     as_json: Json = False,
 ) -> None:
     """Take one decode step by near-data reduction, and hold each layer's partials against float64.
@@ -53,30 +55,37 @@ def explain_command(
     Per layer and partial (each node, and what is here): the max of the scores and the exp-sum under it, as online
     softmax keeps them, and the partial's share of the attention. Then the errors of the merged result, and the error
     that a merge without the rescale by e^(max − common max) would have made: silent at short contexts, ruinous at long.
+    Float64 reads the same KV, as it is kept: what --kv-dtype costs is shown by `dualpath run`.
 
     Examples:
         dualpath explain
         dualpath explain --context 4096 --nodes 3
         dualpath explain --context 512 --json
     """
-    lines = _explain(model, prompt_file, context, int(hot), nodes, dtype)
+    from dualpath.engine.load import load_model
+    from dualpath.kv.layout import kv_dtype_called
+
+    kept = kv_dtype_called(kv_dtype)
+    with progress(f"loading {model}") as bar:
+        loaded = load_model(model, dtype=dtype, progress=bar.note)
+    lines = _explain(loaded, prompt_file, context, int(hot), nodes, kv_dtype=kept)
     emit(as_json, {"context": context, "layers": [asdict(line) for line in lines]}, lambda _: _print(lines))
 
 
-def _explain(model: str, prompt_file: Path | None, context: int, hot: int, count: int, dtype: str) -> list[LayerLine]:
+def _explain(
+    loaded: LoadedModel, prompt_file: Path | None, context: int, hot: int, count: int, *, kv_dtype: str
+) -> list[LayerLine]:
     from dualpath.bench.prompt import check_context, prompt_of
     from dualpath.engine.engine import Engine
-    from dualpath.engine.load import kv_layout, load_model
+    from dualpath.engine.load import kv_layout
     from dualpath.path import DualPath, PathConfig, Scheme
     from dualpath.path.explain import explain
     from dualpath.pool.client import connect
     from dualpath.pool.local import LocalNodes
 
-    with progress(f"loading {model}") as bar:
-        loaded = load_model(model, dtype=dtype, progress=bar.note)
     check_context(context, 1, loaded.max_context, model=loaded.name)
     ids = prompt_of(loaded, prompt_file, context).ids
-    layout = kv_layout(loaded, hot_bytes=hot)
+    layout = kv_layout(loaded, hot_bytes=hot, kv_dtype=kv_dtype)
     capacity = 2 * layout.bytes_per_token * context + (64 << 20)
     lines: list[LayerLine] = []
     with (

@@ -38,7 +38,10 @@ class ModelFlags:
     rope_dim: Annotated[Count, typer.Option(help="Elements of RoPE beside them.")] = None
     sliding: Annotated[Word, typer.Option(metavar="TOKENS", help="All layers of the shape slide over so many.")] = None
     parameters: Annotated[Number, typer.Option(help="Parameters of the shape, such as 8e9.")] = None
-    dtype: Annotated[Word, typer.Option(help="KV stored as float32, bfloat16, float16, int8 or fp8.")] = None
+    dtype: Annotated[
+        Word,
+        typer.Option("--kv-dtype", "--dtype", help="KV kept in: same, float32, bfloat16, float16, int8 or fp8. [same]"),
+    ] = None
 
     def section(self) -> ModelOptions:
         """Return the table of the plan file that says the same."""

@@ -7,7 +7,8 @@
 | sliding window | as MHA or GQA, but only the last `window` tokens are kept |
 | recurrent | nothing by token: a fixed state per sequence |
 
-A quantised element is one byte, and every head of every stream has one float32 scale per `scale_tokens` tokens.
+A quantised element is one byte, and every block of `block_tokens` tokens has the scales of its channels, as `kv.layout`
+says: with them a head's K or V is larger by `2 / block_tokens` of it, and by the padding of both parts.
 """
 
 from __future__ import annotations
@@ -17,19 +18,18 @@ import math
 import msgspec
 
 from dualpath.errors import UsageError
-from dualpath.kv.layout import LayerGroup, LayerKind
+from dualpath.kv.layout import FLOAT_BYTES, KV_DTYPES, LayerGroup, LayerKind, Parts
 
-ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "fp8": 1}
-"""Bytes of one stored number."""
-QUANTISED = ("int8", "fp8")
-SCALE_BYTES = 4
-"""A scale is a float32."""
+QUANTISED = tuple(name for name, stored in KV_DTYPES.items() if stored)
+"""What users call the dtypes of one byte."""
+DTYPES = (*FLOAT_BYTES, *QUANTISED)
+"""What KV can be stored as."""
 
 
 class KVShape(msgspec.Struct, frozen=True, kw_only=True):
     """What a model keeps of a sequence.
 
-    `groups` are the layers that keep KV by token, `dtype` the stored type (one of `ELEMENT_BYTES`), `state_bytes` the
+    `groups` are the layers that keep KV by token, `dtype` the stored type (one of `DTYPES`), `state_bytes` the
     recurrent state of one sequence over all layers. With sparse attention a query reads the `index_bytes_per_token`
     of every token (over all layers) and then the KV of `index_top_k` tokens only; 0 means it reads all. `expanded_dim`
     is a latent layer's width of q·k and p·v by head where its KV is expanded, as for prompts; 0: as it is stored.
@@ -41,25 +41,27 @@ class KVShape(msgspec.Struct, frozen=True, kw_only=True):
     index_bytes_per_token: int = 0
     index_top_k: int = 0
     expanded_dim: int = 0
-    scale_tokens: int = 256
+    block_tokens: int = 256
 
 
-def layer_bytes(group: LayerGroup, tokens: int, dtype: str, *, scale_tokens: int = 256) -> int:
+def layer_bytes(group: LayerGroup, tokens: int, dtype: str, *, block_tokens: int = 256) -> int:
     """Return the bytes that one layer of `group` keeps of `tokens` tokens, the window not applied.
 
-    Raises `UsageError` for a dtype that is not in `ELEMENT_BYTES`.
+    Of a block that is not full, its tokens count, and its scales whole. Raises `UsageError` for a dtype that is not in
+    `DTYPES`.
     """
-    if dtype not in ELEMENT_BYTES:
-        raise UsageError(f"unknown KV dtype {dtype!r}", hint=f"one of {', '.join(ELEMENT_BYTES)}")
-    rows = group.kv_heads * (1 if group.kind is LayerKind.LATENT else 2)
-    scales = math.ceil(tokens / scale_tokens) * SCALE_BYTES if dtype in QUANTISED else 0
-    return rows * (tokens * group.head_dim * ELEMENT_BYTES[dtype] + scales)
+    if dtype not in DTYPES:
+        raise UsageError(f"unknown KV dtype {dtype!r}", hint=f"one of {', '.join(DTYPES)}")
+    streams = group.kv_heads * (1 if group.kind is LayerKind.LATENT else 2)
+    block = Parts.of(streams, block_tokens, group.head_dim, KV_DTYPES.get(dtype, dtype))
+    scales = math.ceil(tokens / block_tokens) * (block.bytes - block.data_bytes)
+    return tokens * (block.data_bytes // block_tokens) + scales
 
 
 def bytes_per_token(shape: KVShape) -> float:
     """Return the bytes that one more token adds over all layers: sliding layers in full, scales in proportion."""
-    span = shape.scale_tokens  # the scales of a whole block, divided among its tokens
-    total = sum(len(group.layers) * layer_bytes(group, span, shape.dtype, scale_tokens=span) for group in shape.groups)
+    span = shape.block_tokens  # the scales of a whole block, divided among its tokens
+    total = sum(len(group.layers) * layer_bytes(group, span, shape.dtype, block_tokens=span) for group in shape.groups)
     return total / span + shape.index_bytes_per_token
 
 
@@ -121,6 +123,6 @@ def visible_tokens(group: LayerGroup, context: int) -> int:
 def _groups_bytes(shape: KVShape, tokens: int, context: int) -> int:
     return sum(
         len(group.layers)
-        * layer_bytes(group, min(tokens, visible_tokens(group, context)), shape.dtype, scale_tokens=shape.scale_tokens)
+        * layer_bytes(group, min(tokens, visible_tokens(group, context)), shape.dtype, block_tokens=shape.block_tokens)
         for group in shape.groups
     )

@@ -130,5 +130,5 @@ def shape_of(model: ModelSpec, dtype: str, block_tokens: int) -> KVShape:
         index_bytes_per_token=model.index_bytes_per_token,
         index_top_k=model.index_top_k,
         expanded_dim=model.expanded_dim,
-        scale_tokens=block_tokens,
+        block_tokens=block_tokens,
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from dualpath.cost.kv import ELEMENT_BYTES
+from dualpath.cost.kv import DTYPES
 from dualpath.errors import UsageError
 from dualpath.kv.layout import DTYPE_BYTES
 from dualpath.plan import hardware
@@ -32,6 +32,8 @@ from dualpath.plan.quantities import parse_flop_per_s, parse_seconds, parse_toke
 from dualpath.units import parse_bytes
 
 BLOCK_TOKENS = 256
+SAME = "same"
+"""What a user calls the dtype that the model's KV has by itself."""
 MOST_NODES = 4096
 MOST_IN_HOST = 1024
 MOST_TARGET = 1_000_000
@@ -113,11 +115,11 @@ def _model(o: ModelOptions) -> tuple[ModelSpec, str]:
             "which model?" if o.name is None and o.config is None else "more than one model, or a shape beside it",
             hint="one of --model NAME, --config PATH, or a shape: --layers 32 --kv-heads 32 --head-dim 128",
         )
-    if o.dtype is not None and o.dtype not in ELEMENT_BYTES:
-        raise UsageError(f"unknown dtype {o.dtype!r} of KV", hint=f"one of {', '.join(ELEMENT_BYTES)}")
+    if o.dtype not in (None, SAME, *DTYPES):
+        raise UsageError(f"unknown dtype {o.dtype!r} of KV", hint=f"one of {', '.join((SAME, *DTYPES))}")
     load = load_config if o.name is None else load_model
     model = _bare(o) if shape else load(o.name or o.config or "")
-    return model, o.dtype or model.kv_dtype
+    return model, model.kv_dtype if o.dtype in (None, SAME) else o.dtype
 
 
 def _bare(o: ModelOptions) -> ModelSpec:

@@ -49,15 +49,15 @@ def simulate(d: Deployment) -> Plan:
 def kv_of(d: Deployment) -> Kv:
     """Return the KV of one sequence and of all."""
     context, shape = d.workload.context, d.shape
-    span = shape.scale_tokens
+    span = shape.block_tokens
     groups = tuple(
         LayerKv(
             kind=str(group.kind),
             layers=len(group.layers),
-            bytes_per_token_and_layer=kv.layer_bytes(group, span, shape.dtype, scale_tokens=span) / span,
+            bytes_per_token_and_layer=kv.layer_bytes(group, span, shape.dtype, block_tokens=span) / span,
             window_tokens=group.window,
             held_bytes=len(group.layers)
-            * kv.layer_bytes(group, kv.visible_tokens(group, context), shape.dtype, scale_tokens=span),
+            * kv.layer_bytes(group, kv.visible_tokens(group, context), shape.dtype, block_tokens=span),
         )
         for group in shape.groups
     )
