@@ -3,6 +3,7 @@
 import ipaddress
 import socket
 import struct
+import threading
 import time
 from collections import deque
 from contextlib import ExitStack, closing
@@ -318,3 +319,109 @@ def test_a_node_that_is_gone_is_gone_over_every_rail(railed, service):
         peer.call(Ping())
     outcomes, _ = read_all(peer, service, 32)
     assert set(outcomes) == {Outcome.LOST}
+
+
+# --- a node that is started anew -----------------------------------------------------------------------------------
+
+
+def restarted(opened, server, service, *links):
+    """Stop the node; start it anew at the same address, telling of other links."""
+    server.close()
+    again = Behind(service, port=server.port, node_id="n")
+    again.links = tuple(f"127.0.0.1:{link.address[1]}" for link in links)
+    return opened.enter_context(again)
+
+
+def readers(lane):
+    return [thread for thread in threading.enumerate() if thread.name.startswith(f"read-{lane.name.lower()}")]
+
+
+def answers(peer):
+    try:
+        return peer.call(Ping())[0] == Done()
+    except UnreachableError:
+        return False
+
+
+def test_a_node_that_comes_back_elsewhere_is_read_over_its_new_rails(service):
+    with ExitStack() as opened:
+        server = opened.enter_context(Behind(service, node_id="n"))
+        first, second, third = (opened.enter_context(FaultyLink(server.address)) for _ in range(3))
+        server.links = tuple(f"127.0.0.1:{link.address[1]}" for link in (first, second))
+        peer = opened.enter_context(closing(TcpPeer(*first.address)))
+        assert read_all(peer, service) == ([Outcome.OK] * 256, True)
+        threads = len(readers(Lane.PREFETCH))
+        restarted(opened, server, service, first, third)
+        second.close()
+        assert eventually(lambda: answers(peer))
+        assert [rail.name.rpartition(":")[2] for rail in peer.rails] == [str(one.address[1]) for one in (first, third)]
+        assert read_all(peer, service) == ([Outcome.OK] * 256, True)
+        assert eventually(lambda: len(readers(Lane.PREFETCH)) == threads), (
+            "those of the rail that is no more have ended"
+        )
+
+        def carried():
+            read_all(peer, service)
+            return peer.rails[1].bytes_received > 0
+
+        assert eventually(carried)
+
+
+def test_a_node_that_comes_back_with_one_address_has_no_rails_and_may_get_them_again(service):
+    with ExitStack() as opened:
+        server = opened.enter_context(Behind(service, node_id="n"))
+        first, second = (opened.enter_context(FaultyLink(server.address)) for _ in range(2))
+        server.links = tuple(f"127.0.0.1:{link.address[1]}" for link in (first, second))
+        peer = opened.enter_context(closing(TcpPeer(*first.address)))
+        for links in ((), (first, second), ()):
+            server = restarted(opened, server, service, *links)
+            assert eventually(lambda: answers(peer))
+            assert len(peer.rails) == len(links)
+            assert read_all(peer, service) == ([Outcome.OK] * 256, True)
+
+
+def test_a_node_that_is_found_again_over_its_second_rail_keeps_it(service):
+    with ExitStack() as opened:
+        server = opened.enter_context(Behind(service, node_id="n"))
+        first, second, third = (opened.enter_context(FaultyLink(server.address)) for _ in range(3))
+        server.links = tuple(f"127.0.0.1:{link.address[1]}" for link in (first, second))
+        peer = opened.enter_context(closing(TcpPeer(*first.address)))
+        assert answers(peer)
+        first.close()
+        restarted(opened, server, service, second, third)
+        assert eventually(lambda: answers(peer))
+        assert [rail.name.rpartition(":")[2] for rail in peer.rails] == [str(one.address[1]) for one in (second, third)]
+        assert read_all(peer, service) == ([Outcome.OK] * 256, True)
+
+
+def test_a_name_may_mean_another_address_later(service, monkeypatch):
+    places = {"node-a": "127.0.0.1"}
+    resolve = socket.getaddrinfo
+    monkeypatch.setattr(
+        socket, "getaddrinfo", lambda host, *rest, **more: resolve(places.get(host, host), *rest, **more)
+    )
+    rails = [("127.0.0.2", 0)]
+    with TcpServer(service, node_id="n", rails=rails) as server, closing(TcpPeer("node-a", server.port)) as peer:
+        assert answers(peer)
+        assert [rail.name for rail in peer.rails] == [f"lo → 127.0.0.{n}:{server.port}" for n in (1, 2)]
+        port = server.port
+        server.close()
+        places["node-a"] = "127.0.0.3"
+        with TcpServer(service, "127.0.0.3", port, node_id="n", rails=[("127.0.0.4", 0)]):
+            assert eventually(lambda: answers(peer))
+            assert [rail.name for rail in peer.rails] == [f"lo → 127.0.0.{n}:{port}" for n in (3, 4)]
+            assert read_all(peer, service) == ([Outcome.OK] * 256, True)
+
+
+def test_a_node_that_is_started_anew_as_it_was_changes_nothing(service):
+    with ExitStack() as opened:
+        server = opened.enter_context(Behind(service, node_id="n"))
+        links = [opened.enter_context(FaultyLink(server.address)) for _ in range(2)]
+        server.links = tuple(f"127.0.0.1:{link.address[1]}" for link in links)
+        peer = opened.enter_context(closing(TcpPeer(*links[0].address)))
+        assert read_all(peer, service) == ([Outcome.OK] * 256, True)
+        before = readers(Lane.PREFETCH)
+        restarted(opened, server, service, *links)
+        assert eventually(lambda: answers(peer))
+        assert read_all(peer, service) == ([Outcome.OK] * 256, True)
+        assert readers(Lane.PREFETCH) == before

@@ -5,8 +5,9 @@ Theory of operation. Connections open at first use. Calls and writes of a lane s
 small request and its reply, and neither direction can wait for the other. A connection that failed is replaced by
 the next operation. One watchdog thread ends reads at their deadline.
 
-Over TCP, a node may be reached by several rails, of which its first `Welcome` tells. Reads use them all at once; calls
-use the first that works, and one that is cut off in the middle is made again over the next.
+Over TCP, a node may be reached by several rails, of which its `Welcome` tells. Reads use them all at once; calls use
+the first that works, and one that is cut off in the middle is made again over the next. A node that was started anew
+may have other rails: the first `Welcome` of each process counts.
 """
 
 from __future__ import annotations
@@ -61,10 +62,10 @@ class StreamPeer:
             raise UsageError("each lane needs at least one connection")
         if max_rails < 1:
             raise UsageError(f"a node is reached over one rail at least, not {max_rails}")
-        first = Dialer(address, key, tenant, connect_timeout_s, secrets.token_bytes(16))
+        first = self._first = Dialer(address, key, tenant, connect_timeout_s, secrets.token_bytes(16))
         self._rails = [first]
         self._nics, self._max_rails = tuple(nics), max_rails
-        self._told = False
+        self._learning = threading.Lock()
         self._turn = dict.fromkeys(Lane, 0)  # which rail its calls use; grows with every failure
         self._node = str(address)
         self._instance = b""
@@ -113,39 +114,47 @@ class StreamPeer:
 
     def _opened(self, stream: Stream, welcome: Welcome) -> None:
         with self._lock:
+            learn = welcome.instance != self._instance and not self._closed
             self._node, self._instance = welcome.node, welcome.instance
             for old in [s for s in self._streams if s.closed]:
                 self._streams.remove(old)
                 self._past.tx_bytes += old.sent
                 self._past.rx_bytes += old.received
             self._streams.append(stream)
-            learn = not self._told and bool(welcome.rails or self._nics) and not self._closed
-            self._told = True
         if learn:
             self._learn(stream, welcome.rails)
 
     def _learn(self, stream: Stream, advertised: Sequence[str]) -> None:
-        """The node told at which addresses it listens: use every rail that leads there."""
-        first = self._rails[0]
-        if not isinstance(first.address, Tcp):
+        """The node's process told at which addresses it listens: use every rail that leads there."""
+        if not isinstance(self._first.address, Tcp):
             return
         from dualpath.host.addresses import local_addresses
 
-        with contextlib.suppress(OSError):  # what was dialled may be a name, and is one of the addresses then
-            dialled = Tcp(stream.sock.getpeername()[0], first.address.port)
-            found = rails_to(dialled, advertised, local_addresses(), nics=self._nics)[: self._max_rails]
-            if len(found) > 1 or self._nics:
-                self._spread(first, found)
+        with self._learning, contextlib.suppress(OSError):  # the connection may be gone already
+            found: list[Rail] = []
+            dialled = Tcp(*stream.sock.getpeername()[:2])  # one of the addresses, also where it was dialled by a name
+            if advertised or self._nics:
+                found = rails_to(dialled, advertised, local_addresses(), nics=self._nics)[: self._max_rails]
+            self._spread(found if len(found) > 1 or self._nics else [], dialled)
 
-    def _spread(self, first: Dialer, found: Sequence[Rail]) -> None:
+    def _spread(self, found: Sequence[Rail], dialled: Tcp) -> None:
+        """Use these rails, or where there are none the address that was asked for."""
+        asked = str(dialled) not in [str(rail.address) for rail in self._rails[1:]]  # whoever is there is the node
         rails = [
-            replace(first, address=rail.address, rail=str(rail), leads_there=self._is_node if number else None)
+            replace(
+                self._first,
+                address=rail.address,
+                rail=str(rail),
+                leads_there=self._is_node if number or not asked else None,
+            )
             for number, rail in enumerate(found)
-        ]
+        ] or [self._first]
+        if rails == self._rails:
+            return
         for lane in self._lanes.values():
             lane.spread(rails)
         self._rails = rails
-        if len(rails) > 1:
+        if len(rails) > 1 and self._stall_watch is None:
             self._stall_watch = StallWatch(self._node, tuple(self._lanes.values()))
 
     def _is_node(self, welcome: Welcome) -> bool:
@@ -223,14 +232,21 @@ class StreamPeer:
             dialing.release()
 
     def _dial_caller(self, lane: Lane, deadline: float) -> tuple[Stream, Welcome]:
-        """Connect over the rail whose turn it is, or over the next that works."""
+        """Connect over the rail whose turn it is, or over the next that works, or where the node was first sought.
+
+        That may be a name, which means another address once the node has moved.
+        """
         rails = self._rails
         if len(rails) == 1:
             return rails[0].dial(lane, user_timeout_ms=CALLER_USER_TIMEOUT_MS, deadline=deadline)
+        turn = self._turn[lane]
+        order = [rails[(turn + number) % len(rails)] for number in range(len(rails))]
+        if str(self._first.address) not in [str(rail.address) for rail in rails]:
+            order.append(self._first)
         problem: PeerError | None = None
-        for others in reversed(range(len(rails))):
-            dialer = rails[self._turn[lane] % len(rails)]
-            until = min(deadline, time.monotonic() + RAIL_CONNECT_TIMEOUT_S) if others else deadline
+        for dialer in order:
+            last = dialer is order[-1]
+            until = deadline if last else min(deadline, time.monotonic() + RAIL_CONNECT_TIMEOUT_S)
             try:
                 return dialer.dial(lane, user_timeout_ms=RAILED_USER_TIMEOUT_MS, deadline=until)
             except PeerError as error:

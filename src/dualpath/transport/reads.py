@@ -52,24 +52,40 @@ class ReadLane:
         self.opened = opened
         self.readers = [Receiver(self, dialer, number) for number in range(connections)]
         self._node = str(dialer.address)
+        self._first = dialer
         self._connections = connections
         self._started = False
+        self._retired: list[Receiver] = []
 
     def spread(self, rails: Sequence[Dialer]) -> None:
-        """Use these rails, the first of which leads to where the lane was made for. Once, before or after `submit`."""
+        """Use these rails from now on, before or after `submit`.
+
+        Connections that the lane was made with go on as the first one's, those of rails that stay as theirs. Others
+        end, and what is in flight there runs again.
+        """
         with self.lock:
-            known = self.readers if self._started else []
-            for reader in known:
-                reader.dialer = rails[0]
+            known: list[Receiver] = []
+            gone: list[Receiver] = []
+            for reader in self.readers if self._started else ():
+                now = rails[0] if reader.dialer is self._first else next((r for r in rails if r == reader.dialer), None)
+                if now is None:
+                    reader.retire()
+                    gone.append(reader)
+                else:
+                    reader.dialer = now
+                    known.append(reader)
             each = -(-self._connections // len(rails))
-            fresh = [
-                Receiver(self, dialer, len(known) + number)
-                for number, dialer in enumerate([*rails] * each if not known else rails[1:])
-            ]
+            served = [reader.dialer for reader in known]
+            wanted = [rail for rail in rails if rail not in served] if known else [*rails] * each
+            fresh = [Receiver(self, dialer, len(known) + number) for number, dialer in enumerate(wanted)]
             self.readers = [*known, *fresh]
+            self._retired = [reader for reader in self._retired if reader.thread.is_alive()] + gone
+            self.work.notify_all()
             if self._started:
                 for reader in fresh:
                     reader.thread.start()
+        for reader in gone:
+            reader.shutdown()
 
     def others_live(self, reader: Receiver) -> bool:
         """Whether a connection over another rail than this one's works. Under the lock."""
@@ -165,9 +181,9 @@ class ReadLane:
             started = self._started
         self._lose(requests, UnreachableError(f"{self._node}: this peer was closed"))
         if started:
-            for reader in self.readers:
+            for reader in (*self.readers, *self._retired):
                 reader.shutdown()
-            for reader in self.readers:
+            for reader in (*self.readers, *self._retired):
                 if reader.thread.ident and reader.thread is not threading.current_thread():
                     reader.thread.join()
 

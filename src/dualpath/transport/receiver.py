@@ -43,6 +43,7 @@ class Receiver:
         self._node = str(dialer.address)
         self._credit = Credit()
         self.dialing = False
+        self.retired = False
         self.failed = 0
         """The last request that was queued when no connection could be made."""
         self._near = True
@@ -81,6 +82,10 @@ class Receiver:
         with self._lane.lock:
             self._abandoned = True
         self.shutdown()
+
+    def retire(self) -> None:
+        """Its rail is no more: take nothing, and end after `shutdown`. Under the lane's lock."""
+        self.retired = self._abandoned = True
 
     def carries(self, ticket: ReadTicket) -> bool:
         """Whether a request of `ticket` is in flight here. Under the lane's lock."""
@@ -137,9 +142,9 @@ class Receiver:
         lane = self._lane
         while True:
             with lane.lock:
-                while not (lane.queue or lane.wanted or lane.closed):
+                while not (lane.queue or lane.wanted or lane.closed or self.retired):
                     lane.work.wait()
-                if lane.closed:
+                if lane.closed or self.retired:
                     return
                 lane.wanted = False
                 submitted = lane.submitted
@@ -156,10 +161,10 @@ class Receiver:
 
     def _attach(self, stream: Stream) -> None:
         with self._lane.lock:
-            self._stream, self._abandoned, self.dialing, self.failed = stream, False, False, 0
+            self._stream, self._abandoned, self.dialing, self.failed = stream, self.retired, False, 0
             self._near = is_same_host(stream.sock)
             self._credit.connected()
-            if self._lane.closed:
+            if self._lane.closed or self.retired:
                 stream.shutdown()
 
     def _receive(self, stream: Stream) -> tuple[PeerError, bool]:
