@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +17,7 @@ from dualpath.doctor.host import Host
 from dualpath.doctor.recording import Measured, Output, Recording
 from dualpath.doctor.run import single_checks
 from dualpath.doctor.runs import SchemeRow, read_run
+from dualpath.host.raw import RawRow
 from dualpath.testing.recordings import load_fixture
 
 CHECKS = single_checks()
@@ -94,6 +96,38 @@ def test_a_veth_has_no_nominal_speed_to_miss() -> None:
     assert judged("peak-bandwidth", slow)
     virtual = {path: text for path, text in slow.files.items() if "ens3f0np0/device" not in path}
     assert judged("peak-bandwidth", replace(slow, files=virtual, links={})) == []
+
+
+def with_rows(recording: Recording, *rows: RawRow) -> Recording:
+    assert recording.measured.raw is not None
+    return replace(recording, measured=Measured(raw=msgspec.structs.replace(recording.measured.raw, rows=rows)))
+
+
+@pytest.mark.parametrize(
+    ("fixture", "check"),
+    [("raw-under-half", "peak-bandwidth"), ("raw-large-slow", "size-sweep"), ("raw-gpu-staged", "gpu-bandwidth")],
+)
+def test_rows_in_doubt_are_not_judged(fixture: str, check: str) -> None:
+    bad = BY_NAME[fixture]
+    rows = bad.measured.raw.rows if bad.measured.raw else ()
+    assert judged(check, bad)
+    assert judged(check, with_rows(bad, *(msgspec.structs.replace(row, doubt="counts differ") for row in rows))) == []
+
+
+@pytest.mark.parametrize(
+    ("fixture", "check"),
+    [("raw-under-half", "peak-bandwidth"), ("raw-large-slow", "size-sweep"), ("raw-gpu-staged", "gpu-bandwidth")],
+)
+def test_each_direction_is_judged_by_itself(fixture: str, check: str) -> None:
+    bad = BY_NAME[fixture]
+    rows = bad.measured.raw.rows if bad.measured.raw else ()
+    healthy = [
+        msgspec.structs.replace(row, bits_per_s=95e9, nominal_bits_per_s=100e9, direction="write") for row in rows
+    ]
+    (found,) = judged(check, with_rows(bad, *healthy, *rows))
+    assert "reads" in found.symptom
+    (found,) = judged(check, with_rows(bad, *(msgspec.structs.replace(row, direction="write") for row in rows)))
+    assert "writes" in found.symptom
 
 
 def test_a_few_damaged_symbols_are_within_the_specification() -> None:

@@ -102,6 +102,22 @@ def test_a_nic_that_does_not_say_its_rate_is_unknown() -> None:
     assert Level.UNKNOWN in {one.level for one in advice(row("fetch", 60), report=raw(31, None))}
 
 
+def test_rows_in_doubt_are_no_peak_and_it_is_said_if_no_others_are_left() -> None:
+    good, spoilt = raw(40).rows[0], msgspec.structs.replace(raw(95).rows[0], doubt="other traffic shares it")
+    found = advice(row("fetch", 60), report=msgspec.structs.replace(RAW, rows=(spoilt, good)))
+    assert "peak 40 Gbit/s" in " ".join(one.symptom for one in found)
+    found = advice(row("fetch", 60), report=msgspec.structs.replace(RAW, rows=(spoilt,)))
+    (unknown,) = [one for one in found if one.level == Level.UNKNOWN]
+    assert unknown.evidence == ("raw: other traffic shares it",)
+    assert not [one for one in found if "peak" in one.symptom]
+
+
+def test_what_was_written_is_no_room_for_reads() -> None:
+    written = msgspec.structs.replace(raw(90).rows[0], direction="write")
+    report = msgspec.structs.replace(RAW, rows=(raw(5).rows[0], written))
+    assert "link is full" in advice(row("fetch", 90, stall=10, wire=5e7), budget_ms=80, report=report)[0].cause
+
+
 def test_rows_without_times_are_unknown() -> None:
     (found,) = advice({"scheme": "fetch"}, budget_ms=80)
     assert (found.level, found.symptom) == (Level.UNKNOWN, "fetch: no time per token")

@@ -304,3 +304,24 @@ def test_kv_lands_in_gpu_memory_where_that_was_measured() -> None:
     slower = row.group().replace(b"8e9", b"4e9").replace(b'"tcp"', b'"tcp", "memory": "gpu"')
     both = RAW.replace(row.group(), row.group() + b", " + slower, 1)
     assert parse_raw(both, name="raw.json").link_bytes_per_s == 0.5e9
+
+
+def test_rows_in_doubt_are_not_planned_with() -> None:
+    first, *others = re.findall(rb'\{"local_rail".*?\}', RAW, re.S)
+    doubted = first.replace(b'"tcp"', b'"tcp", "doubt": "counts differ"').replace(b"0.001", b"0.00001")
+    raw = parse_raw(RAW.replace(first, doubted), name="raw.json")
+    assert (raw.link_bytes_per_s, raw.rails, raw.round_trip_s) == (2e9, 1, 5e-5)
+    nothing = RAW
+    for row in (first, *others):
+        nothing = nothing.replace(row, row.replace(b'"tcp"', b'"tcp", "doubt": "counts differ"'))
+    with pytest.raises(UsageError, match=r"not one row of raw\.json is to be relied on: counts differ"):
+        parse_raw(nothing, name="raw.json")
+
+
+def test_kv_is_read() -> None:
+    row = re.search(rb'\{"local_rail": "eth0".*?\}', RAW, re.S)
+    assert row is not None
+    written = row.group().replace(b"8e9", b"24e9").replace(b'"tcp"', b'"tcp", "direction": "write"')
+    assert parse_raw(RAW.replace(row.group(), row.group() + b", " + written), name="raw.json").link_bytes_per_s == 1e9
+    only = b'{"method": "m", "local_host": "a", "remote_host": "b", "rows": [' + written + b"]}"
+    assert parse_raw(only, name="raw.json").link_bytes_per_s == 3e9

@@ -52,7 +52,14 @@ def _judge(host: Host, *, budget_ms: float | None) -> Iterator[Finding]:
 
 def peaks(raw: RawReport | None) -> Iterator[Finding]:
     """Yield the best rate of each kind of memory, and its share of nominal. That half is too little, a check says."""
-    rows = raw.rows if raw is not None else ()
+    rows = raw.relied_on if raw is not None else ()
+    if raw is not None and raw.rows and not rows:
+        yield Finding(
+            level=Level.UNKNOWN,
+            symptom="raw bandwidth: not one row is to be relied on",
+            evidence=(f"raw: {raw.rows[0].doubt}",),
+            fix="measure again, on a quiet node and quiet NICs: dualpath bench raw --json",
+        )
     for memory in dict.fromkeys(row.memory for row in rows):
         best = max((row for row in rows if row.memory == memory), key=lambda row: row.bits_per_s)
         rate = f"{memory} memory, {best.local_rail} to {best.remote_rail}: peak {best.bits_per_s / 1e9:.3g} Gbit/s"
@@ -139,9 +146,9 @@ def _needed_bits_per_s(row: SchemeRow) -> float:
 
 
 def _peak_bits_per_s(raw: RawReport | None) -> float:
-    """Return what all local rails reached together: the best of each, summed."""
+    """Return what all local rails read together: the best of each, summed. 0 where nothing is to be relied on."""
     rails: dict[str, float] = {}
-    for row in raw.rows if raw is not None else ():
+    for row in [row for row in raw.relied_on if row.direction == "read"] if raw is not None else ():
         rails[row.local_rail] = max(rails.get(row.local_rail, 0.0), row.bits_per_s)
     return math.fsum(rails.values())
 

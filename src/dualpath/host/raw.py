@@ -80,3 +80,8 @@ class RawReport(msgspec.Struct, frozen=True, kw_only=True):
     """What a prefetch at full rate does to real-time round trips, for each pair of rails."""
     findings: tuple[str, ...] = ()
     """What the rows show, in words: under half of nominal, small fine and large slow."""
+
+    @property
+    def relied_on(self) -> tuple[RawRow, ...]:
+        """Return those of `rows` that are not in doubt: a number that is wrong is worse than none."""
+        return tuple(row for row in self.rows if not row.doubt)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -17,7 +18,10 @@ BULK_LANES = ("prefetch", "bulk")
 
 @dataclass(frozen=True, slots=True)
 class RawRates:
-    """Payload bytes per second of one rail (the slowest of the rails' best), and the shortest median round trip."""
+    """Payload bytes per second of one rail (the slowest of the rails' best), and the shortest median round trip.
+
+    KV is read; what was written counts only where nothing was read.
+    """
 
     link_bytes_per_s: float
     round_trip_s: float
@@ -33,18 +37,24 @@ def parse_raw(text: bytes, *, name: str) -> RawRates:
         raise UsageError(
             f"{name} is no report of raw bandwidth: {error}", hint="write it with `dualpath bench raw --json`"
         ) from None
-    moving = [row for row in _of_best_lane(report.rows) if row.bits_per_s > 0]
+    if report.rows and not report.relied_on:
+        raise UsageError(
+            f"not one row of {name} is to be relied on: {report.rows[0].doubt}",
+            hint="measure again, on a quiet node and quiet NICs",
+        )
+    read = [row for row in report.relied_on if row.direction == "read"] or list(report.relied_on)
+    moving = [row for row in _of_best_lane(read) if row.bits_per_s > 0]
     if not moving:
         raise UsageError(f"{name} has no row with a rate", hint="write it with `dualpath bench raw --json`")
     best: dict[str, float] = {}
     for row in moving:
         best[row.local_rail] = max(best.get(row.local_rail, 0.0), row.bits_per_s / 8)
     slowest = min(best.values())
-    round_trip_s = min(row.latency_p50_s for row in report.rows)
+    round_trip_s = min(row.latency_p50_s for row in read)
     return RawRates(slowest, round_trip_s, len(best), _notes(report, moving, slowest, round_trip_s, len(best)))
 
 
-def _of_best_lane(rows: tuple[RawRow, ...]) -> list[RawRow]:
+def _of_best_lane(rows: Sequence[RawRow]) -> list[RawRow]:
     """Return the rows that speak of KV on its way: of a lane for it, and into GPU memory where that was measured."""
     by_lane = ([row for row in rows if row.lane == lane] for lane in BULK_LANES)
     found = next((lane for lane in by_lane if lane), list(rows))

@@ -19,14 +19,14 @@ _LOAD = "modprobe nvidia_peermem  # then measure again with GPU buffers: ib_writ
 
 
 def judge(host: Host) -> Iterator[Finding]:
-    """Yield each pair of rails on which GPU memory is far slower than host memory, at its best size."""
+    """Yield each pair of rails on which GPU memory is far slower than host memory one way, at its best size."""
     raw = host.measured.raw
-    best: dict[tuple[str, str], dict[str, RawRow]] = {}
-    for row in raw.rows if raw else ():
-        kinds = best.setdefault((row.local_rail, row.remote_rail), {})
+    best: dict[tuple[str, str, str], dict[str, RawRow]] = {}
+    for row in raw.relied_on if raw else ():
+        kinds = best.setdefault((row.local_rail, row.remote_rail, row.direction), {})
         if row.memory not in kinds or row.bits_per_s > kinds[row.memory].bits_per_s:
             kinds[row.memory] = row
-    for rails, kinds in best.items():
+    for (*rails, direction), kinds in best.items():
         if "gpu" not in kinds or "host" not in kinds:
             continue
         gpu, cpu = kinds["gpu"].bits_per_s, kinds["host"].bits_per_s
@@ -35,8 +35,8 @@ def judge(host: Host) -> Iterator[Finding]:
         loaded = [name for name in _MODULES if _loaded(host, name)]
         yield Finding(
             level=Level.WARNING,
-            symptom=f"{rails[0]} to {rails[1]}: {gpu / 1e9:.3g} Gbit/s between GPUs, {cpu / 1e9:.3g} between hosts "
-            f"({gpu / cpu:.0%})",
+            symptom=f"{rails[0]} to {rails[1]}, {direction}s: {gpu / 1e9:.3g} Gbit/s between GPUs, "
+            f"{cpu / 1e9:.3g} between hosts ({gpu / cpu:.0%})",
             cause=f"data is staged through host memory: {_LOADED if loaded else _NOT_LOADED}",
             fix=_FAR if loaded else _LOAD,
             evidence=(

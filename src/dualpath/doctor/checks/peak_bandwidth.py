@@ -13,9 +13,9 @@ LEAST_SHARE = 0.5
 
 
 def judge(host: Host) -> Iterator[Finding]:
-    """Yield each pair of rails whose best measurement, of any size and lane, is under half of nominal."""
+    """Yield each pair of rails whose best measurement one way, of any size and lane, is under half of nominal."""
     raw = host.measured.raw
-    for rails, rows in _by_rails(raw).items() if raw else ():
+    for (*rails, direction), rows in _by_rails(raw).items() if raw else ():
         nic = next((nic for nic in host.nics if nic.name == rails[0]), None)
         if nic is not None and nic.kind in ("virtual", "loopback"):
             continue  # a veth claims 10 Gbit/s and has no link
@@ -25,7 +25,7 @@ def judge(host: Host) -> Iterator[Finding]:
             continue
         yield Finding(
             level=Level.WARNING,
-            symptom=f"{rails[0]} to {rails[1]}: {best.bits_per_s / 1e9:.3g} Gbit/s at best, "
+            symptom=f"{rails[0]} to {rails[1]}, {direction}s: {best.bits_per_s / 1e9:.3g} Gbit/s at best, "
             f"{best.bits_per_s / nominal:.0%} of {nominal / 1e9:g}",
             cause="the NIC's PCIe link is narrow or slow, or its memory is on the other NUMA node"
             + (" (over TCP one CPU can be the limit too)" if best.transport == "tcp" else ""),
@@ -47,11 +47,12 @@ def _fix(nic: Nic | None) -> str:
     return f"{look}  # the two should agree; then measure again under numactl --cpunodebind={node} --membind={node}"
 
 
-def _by_rails(raw: RawReport) -> dict[tuple[str, str], list[RawRow]]:
-    found: dict[tuple[str, str], list[RawRow]] = {}
-    for row in raw.rows:
+def _by_rails(raw: RawReport) -> dict[tuple[str, str, str], list[RawRow]]:
+    """Return rows by the NICs at both ends and the direction."""
+    found: dict[tuple[str, str, str], list[RawRow]] = {}
+    for row in raw.relied_on:
         if row.memory == "host":  # GPU memory has a check of its own
-            found.setdefault((row.local_rail, row.remote_rail), []).append(row)
+            found.setdefault((row.local_rail, row.remote_rail, row.direction), []).append(row)
     return found
 
 

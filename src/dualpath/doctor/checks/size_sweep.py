@@ -19,12 +19,13 @@ def judge(host: Host) -> Iterator[Finding]:
     """Yield each series whose largest blocks get under half of the rate that smaller ones had."""
     raw = host.measured.raw
     series: dict[tuple[str, ...], dict[int, RawRow]] = {}
-    for row in raw.rows if raw else ():
-        rows = series.setdefault((row.local_rail, row.remote_rail, row.lane, row.transport, row.memory), {})
+    for row in raw.relied_on if raw else ():
+        named = (row.local_rail, row.remote_rail, row.direction, row.lane, row.transport, row.memory)
+        rows = series.setdefault(named, {})
         known = rows.get(row.block_bytes)
         if known is None or row.bits_per_s > known.bits_per_s:  # of several depths, the best
             rows[row.block_bytes] = row
-    for (local, remote, lane, transport, memory), rows in series.items():
+    for (local, remote, direction, lane, transport, memory), rows in series.items():
         best = max(rows.values(), key=lambda row: row.bits_per_s)
         largest = rows[max(rows)]
         if largest.block_bytes < LARGE * best.block_bytes or largest.bits_per_s >= FALLEN_SHARE * best.bits_per_s:
@@ -32,7 +33,8 @@ def judge(host: Host) -> Iterator[Finding]:
         roce = transport != "tcp"
         yield Finding(
             level=Level.WARNING,
-            symptom=f"{local} to {remote} ({lane}, {transport}, {memory} memory): {_rate(best)}, but {_rate(largest)}",
+            symptom=f"{local} to {remote} ({direction}s, {lane}, {transport}, {memory} memory): {_rate(best)}, "
+            f"but {_rate(largest)}",
             cause="large packets are lost or cut: MTU differs along the path"
             + (
                 ", PFC is off or on the wrong priority, or the ends use different GIDs (RoCE version, VLAN)"
