@@ -6,6 +6,7 @@
     │   └── CapacityError     caller   does not fit: hot region, window, pool, model context
     ├── PeerError             peer     a node did something wrong or nothing at all; names the node
     │   ├── ProtocolError     peer     malformed, truncated, oversized or unexpected frame
+    │   │   ├── TruncatedError peer    the stream ended within a frame
     │   │   └── VersionError  peer     speaks another protocol version
     │   ├── AuthError         peer     wrong or missing shared key
     │   ├── UnreachableError  peer     cannot connect, or the connection died
@@ -58,6 +59,10 @@ class PeerError(DualPathError):
 
 class ProtocolError(PeerError):
     """A frame that no correct peer sends."""
+
+
+class TruncatedError(ProtocolError):
+    """The stream ended within a frame."""
 
 
 class VersionError(ProtocolError):

@@ -228,8 +228,8 @@ class FaultyLink:
         self._flowing.set()
 
     def reset(self) -> None:
-        """End all connections."""
-        for sock in self._sockets:
+        """End all connections that there are now."""
+        for sock in tuple(self._sockets):
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
 

@@ -10,9 +10,9 @@ the receiver thread after a reply.
 A destination is let go of when its request is answered, was never sent, or its connection has been shut down and the
 receiver thread has left it; the kernel writes nothing after that. So an operation that times out or is cancelled while
 in flight shuts its connections down; requests of others that were in flight there go back to the front of the queue and
-run on a new connection, without the items that have been reported. So do, once, the requests of a connection that the
-other end dropped: it need not be the node that died. A request that is dropped again, or finds that no connection can
-be made, or whose connection fell silent, is `LOST`.
+run on a new connection, without the items that have been reported. So do the requests of a connection that the other
+end dropped: it need not be the node that died. A request that was dropped `DROPS` times, or finds that no connection
+can be made, or whose connection fell silent, is `LOST`.
 
 Over several rails each connection belongs to one of them. A rail that stalls or fails while another one works hands its
 requests over to that one, and connects anew as soon as it can and there is work (`stall` watches).

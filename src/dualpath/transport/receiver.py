@@ -13,7 +13,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from dualpath.errors import PeerError, ProtocolError, UnreachableError
+from dualpath.errors import PeerError, ProtocolError, TruncatedError, UnreachableError
 from dualpath.transport.credit import Credit
 from dualpath.transport.dial import READER_USER_TIMEOUT_MS, is_same_host
 from dualpath.transport.requests import Batch
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from dualpath.wire.frames import Head
 
 WINDOW = 2  # frames in flight: one that is being received, and one that the node turns to next
-PIECE_BYTES = 4 << 20
+PIECE_BYTES = 4 << 20  # how often `on_items` hears of a large reply
+DROPS = 3  # a request whose connection was dropped so often is lost: those of a lane may all be dropped at once
 
 
 class Receiver:
@@ -177,7 +178,8 @@ class Receiver:
             hint = "has the node been stopped or restarted?"
             return UnreachableError(f"{self._node}: the node closed the connection", node=self._node, hint=hint), True
         except PeerError as error:
-            return type(error)(f"{self._node}: {error}", node=self._node, hint=error.hint), False
+            named = type(error)(f"{self._node}: {error}", node=self._node, hint=error.hint)
+            return named, isinstance(error, TruncatedError)
         except OSError as error:
             lost = UnreachableError(f"{self._node}: connection lost: {error}", node=self._node)
             return lost, isinstance(error, ConnectionError)
@@ -251,10 +253,10 @@ class Receiver:
         alive = []
         for batch in batches:
             for request in batch.parts:
-                moved = again or batch.unsent
-                retry = (moved or (dropped and not request.again)) and not request.ticket.settled
+                request.drops += dropped
+                retry = again or batch.unsent or (dropped and request.drops < DROPS)
+                retry = retry and not request.ticket.settled
                 if retry:
-                    request.again |= not moved
                     request.skip_settled()
                 if retry and request.refs:
                     alive.append(request)

@@ -24,7 +24,7 @@ class ReadRequest:
     destinations: Sequence[memoryview]
     slot_bytes: int
     number: int = 0  # in the order of submission to the lane
-    again: bool = False  # whether it was asked for a second time, after its connection failed
+    drops: int = 0  # how often its connection was dropped
 
     def settle_all(self, outcome: Outcome, error: PeerError | None) -> None:
         """Give every item without an outcome this one."""
@@ -49,7 +49,7 @@ class ReadRequest:
             self.destinations[:items],
             self.slot_bytes,
             self.number,
-            self.again,
+            self.drops,
         )
         self.ticket.hold_another()
         self.first += items

@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dualpath.errors import ProtocolError
+from dualpath.errors import TruncatedError
 from dualpath.transport.timeouts import limit_receive
 from dualpath.wire.frames import Head, HeadParser, Limits, encode
 from dualpath.wire.messages import Message
@@ -240,7 +240,7 @@ class Stream:
                     raise TimeoutError("the peer stopped in the middle of a frame") from None
                 continue
             if count == 0:
-                raise ProtocolError("truncated frame: the stream ended within a payload")
+                raise TruncatedError("truncated frame: the stream ended within a payload")
             self.received += count
             left -= count
             if left:

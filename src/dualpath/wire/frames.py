@@ -23,7 +23,7 @@ from typing import NoReturn
 
 import msgspec
 
-from dualpath.errors import ProtocolError, VersionError
+from dualpath.errors import ProtocolError, TruncatedError, VersionError
 from dualpath.wire.messages import PROTOCOL_VERSION, AnyMessage, Message
 
 MAGIC = b"DPKV"
@@ -137,9 +137,9 @@ class HeadParser:
         return taken, Head(request_id, decode_message(body), payload_bytes)
 
     def eof(self) -> None:
-        """The stream ended here. Raises `ProtocolError` in the middle of a head."""
+        """The stream ended here. Raises `TruncatedError` in the middle of a head."""
         if self._held:
-            raise ProtocolError(f"truncated frame: the stream ended after {len(self._held)} bytes of a frame's head")
+            raise TruncatedError(f"truncated frame: the stream ended after {len(self._held)} bytes of a frame's head")
 
     @staticmethod
     def _check_start(held: bytes | bytearray | memoryview) -> None:
