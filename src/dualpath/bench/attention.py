@@ -106,6 +106,11 @@ def _dtype(name: str) -> str:
     return found
 
 
+def decode_problem(dtype: str, context: int, block_tokens: int) -> Problem:
+    """Return one decode step: a query at the end of random KV of `context` tokens, kept as `dtype`."""
+    return _problem(dtype, (QUERY_HEADS, KV_HEADS, HEAD_DIM), context, block_tokens, 1)
+
+
 def _problem(dtype: str, heads: tuple[int, int, int], context: int, block_tokens: int, rows: int) -> Problem:
     """Return random KV in an arena with huge pages, and `rows` queries at the end of the context."""
     import numpy as np
@@ -141,7 +146,7 @@ def _problem(dtype: str, heads: tuple[int, int, int], context: int, block_tokens
 
 
 def _decode(dtype: str, context: int, block_tokens: int, threads: int, repeat: int) -> list[dict[str, Any]]:
-    problem = _problem(dtype, (QUERY_HEADS, KV_HEADS, HEAD_DIM), context, block_tokens, 1)
+    problem = decode_problem(dtype, context, block_tokens)
     candidates = _ours(problem, threads)
     try:
         module = native()
@@ -151,7 +156,7 @@ def _decode(dtype: str, context: int, block_tokens: int, threads: int, repeat: i
         candidates["read"] = lambda: module.read_bandwidth(problem.arena, threads)
     quantised = dtype in QUANTISED
     if quantised and "native" in candidates:
-        wide = _problem("bfloat16", (QUERY_HEADS, KV_HEADS, HEAD_DIM), context, block_tokens, 1)
+        wide = decode_problem("bfloat16", context, block_tokens)
         candidates["bf16"] = _ours(wide, threads)["native"]
     with _TorchThreads(threads):
         if importlib.util.find_spec("torch") is not None and not quantised:

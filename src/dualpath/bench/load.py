@@ -17,24 +17,25 @@ import dataclasses
 import gc
 import os
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dualpath.bench import machine
+from dualpath.bench.control import control_messages
 from dualpath.bench.load_rows import Served, load_row
 from dualpath.bench.prompt import greedy, random_ids
-from dualpath.errors import DualPathError, UsageError
+from dualpath.errors import UsageError
 from dualpath.kv.layout import kv_dtype_called
 from dualpath.transport.rails import MAX_RAILS
+from dualpath.wire.messages import Lane
 
 if TYPE_CHECKING:
     from dualpath.bench.experiment import View
     from dualpath.engine.load import LoadedModel
     from dualpath.kv import KVLayout
-    from dualpath.pool.client import Pool, PoolNode
+    from dualpath.pool.client import Pool
 
 
 @dataclass(frozen=True)
@@ -99,14 +100,6 @@ class LoadConfig:
             raise UsageError("a load needs a sequence, a round, a node and two new tokens at least")
         if not 0 <= self.control_per_s <= 10_000:
             raise UsageError(f"cannot send {self.control_per_s} control messages a second", hint="0 to 10000")
-
-
-@dataclass
-class Control:
-    """Round trips of control messages, in seconds, and how many had no answer."""
-
-    seconds: list[float] = field(default_factory=list)
-    failed: int = 0
 
 
 def run_load(config: LoadConfig, *, view: View) -> dict[str, Any]:
@@ -239,6 +232,7 @@ class _Serving:
         from dualpath.pool.client import connect
 
         config = self._config
+        lane = Lane.BULK if self._variant.one_lane else Lane.REALTIME
         with (
             connect(
                 self._spec,
@@ -250,7 +244,7 @@ class _Serving:
             ) as pool,
             DualPath(self._layout, self._settings, pool) as path,
             Engine(self._loaded, path) as engine,
-            _controlling(pool, config.control_per_s, one_lane=self._variant.one_lane) as control,
+            control_messages(pool.nodes, config.control_per_s, lane=lane) as control,
         ):
             gc.collect()
             cpu_s, nodes_s, wire = machine.cpu_seconds(), _node_seconds(pool), _wire(pool)
@@ -299,41 +293,6 @@ class _Serving:
         elif engine.path.attach(sequence, prompt[:-1], hot_bytes=self._hot_each) != len(prompt) - 1:
             raise UsageError("the pool lost a prefix during the load", hint="start nodes with more --capacity")
         return [prompt[-1]]
-
-
-@contextlib.contextmanager
-def _controlling(pool: Pool, per_s: float, *, one_lane: bool) -> Iterator[Control]:
-    """Ping the nodes in turn, `per_s` times a second, until the block is left."""
-    from dualpath.wire.messages import Lane
-
-    control, end = Control(), threading.Event()
-    lane = Lane.BULK if one_lane else Lane.REALTIME
-
-    def ping(node: PoolNode) -> None:
-        started = time.perf_counter()
-        try:
-            node.ping(lane=lane)
-            control.seconds.append(time.perf_counter() - started)
-        except DualPathError:
-            control.failed += 1
-
-    def run() -> None:
-        due = time.monotonic()
-        for number in range(sys.maxsize):
-            ping(pool.nodes[number % len(pool.nodes)])
-            due = max(due + 1 / per_s, time.monotonic())  # one that was late does not make the next ones come at once
-            if end.wait(due - time.monotonic()):
-                return
-
-    thread = threading.Thread(target=run, name="control", daemon=True)
-    if per_s:
-        thread.start()
-    try:
-        yield control
-    finally:
-        end.set()
-        if per_s:
-            thread.join()
 
 
 def _node_seconds(pool: Pool) -> float:

@@ -5,10 +5,13 @@ Every operation has a deadline of its own, so nothing here waits for ever.
 
 from __future__ import annotations
 
+import contextlib
 import math
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -60,6 +63,31 @@ def pump(flow: Flow, go_on: Callable[[], bool]) -> Moved:
     while under_way:
         under_way.popleft()()
     return Moved(number * flow.group * flow.block_bytes, time.monotonic() - started)
+
+
+@contextlib.contextmanager
+def pumping(flows: Sequence[Flow], interrupt: Callable[[], None]) -> Iterator[list[Future[Moved]]]:
+    """Pump flows, each in a thread of its own, while the block runs, and then until their last operations have ended.
+
+    `interrupt` must make operations under way fail: an exception in the block does not wait for them.
+    """
+    enough = threading.Event()
+    with ThreadPoolExecutor(max(1, len(flows)), thread_name_prefix="pump") as threads:
+        try:
+            yield [threads.submit(pump, flow, lambda: not enough.is_set()) for flow in flows]
+        except BaseException:
+            interrupt()
+            raise
+        finally:
+            enough.set()
+
+
+def linger(under_way: Sequence[Future[Moved]], seconds: float) -> None:
+    """Let so many seconds pass, fewer if a pump fails. Raises what it failed of."""
+    if not under_way:
+        time.sleep(seconds)
+    for one in wait(under_way, timeout=seconds, return_when=FIRST_EXCEPTION).done:
+        one.result()
 
 
 def during(seconds: float) -> Callable[[], bool]:

@@ -156,31 +156,37 @@ class ReadFlow:
 
 
 class CallFlow:
-    """Real-time calls whose reply carries one block: the way of shipped queries and partials."""
+    """Blocks as the payload of calls, on the connection that a lane's small requests use.
 
-    def __init__(self, node: PoolNode, blocks: Stored) -> None:
+    As it stands, single blocks in lane REALTIME: the way of shipped queries and partials.
+    """
+
+    def __init__(
+        self, node: PoolNode, blocks: Stored, *, lane: Lane = Lane.REALTIME, group: int = 1, operations: int = CALLS
+    ) -> None:
         import numpy as np
 
-        self.block_bytes, self.depth, self.group = blocks.block_bytes, CALLS, 1
-        self._node, self._blocks = node, blocks
-        self._memory = np.full((self.depth, self.block_bytes), 255, np.uint8)
-        self._views = _blocks(self._memory)
+        self.block_bytes, self.depth, self.group = blocks.block_bytes, operations, group
+        self._node, self._blocks, self._lane = node, blocks, lane
+        self._memory = np.full((self.depth * self.group, self.block_bytes), 255, np.uint8)
         self._landed: dict[int, int] = {}
         self._noise = random.Random(self.block_bytes)  # noqa: S311 seeded on purpose
 
     def start(self, number: int, count: int) -> Wait:
-        """Ask for one random block."""
-        place, block = number % self.depth, self._noise.randrange(len(self._blocks.refs))
-        self._landed[place] = block
+        """Ask for `count` random blocks."""
+        place = number % self.depth * self.group
+        chosen = self._noise.choices(range(len(self._blocks.refs)), k=count)
+        self._landed.update(zip(range(place, place + count), chosen, strict=True))
         node, size = self._node, self.block_bytes
-        request = Read(size, [self._blocks.refs[block]])
-        pending = node.peer.start(request, lane=Lane.REALTIME, timeout_s=node.timeout_s, into=self._views[place])
+        request = Read(size, [self._blocks.refs[block] for block in chosen])
+        into = memoryview(self._memory[place : place + count].reshape(-1).data)
+        pending = node.peer.start(request, lane=self._lane, timeout_s=node.timeout_s, into=into)
 
         def wait() -> None:
             reply, payload = pending.result()
-            _all_ok(reply.outcomes if isinstance(reply, Outcomes) else (), 1, node.name, "sent")
-            if payload.nbytes != size:
-                raise ProtocolError(f"{node.name} answered {payload.nbytes} bytes, not {size}", node=node.name)
+            _all_ok(reply.outcomes if isinstance(reply, Outcomes) else (), count, node.name, "sent")
+            if payload.nbytes != size * count:
+                raise ProtocolError(f"{node.name} answered {payload.nbytes} bytes, not {size * count}", node=node.name)
 
         return wait
 

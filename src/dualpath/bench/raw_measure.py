@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from dualpath.bench.raw_clock import Flow, during, percentile, pump, times_alone
+from dualpath.bench.raw_clock import Flow, during, percentile, pump, pumping, times_alone
 from dualpath.bench.raw_findings import doubt
 from dualpath.bench.raw_flows import DEPTH, CallFlow, ReadFlow, Stored, blocks_in_flight, write_flow
 from dualpath.errors import PeerError, UsageError
@@ -165,11 +163,13 @@ def _flow(route: Route, lane: Lane, direction: str, blocks: Stored, in_flight: i
 def _measure(run: Run, route: Route, flow: Flow, lane: Lane, direction: str) -> RawRow:
     pump(flow, during(WARM_UP * run.seconds))
     rails = {state.name: state.bytes_received for state in route.peer.rails}
-    node, nics = _at_node(run, direction), _at_nics(run, route, direction)
+    node, nics = _at_node(run, direction), nic_bytes(run.tree, route.nics, direction)
     moved = pump(flow, during(run.seconds))
     counted = int(_at_node(run, direction) - node)
     rails = {state.name: state.bytes_received - rails.get(state.name, 0) for state in route.peer.rails}
-    interface = None if nics is None else _late_counters(run, route, direction, nics + moved.payload_bytes) - nics
+    interface = None
+    if nics is not None:
+        interface = late_nic_bytes(run.tree, route.nics, direction, nics + moved.payload_bytes) - nics
     times = times_alone(lambda: flow.start(0, 1)(), ALONE * run.seconds)
     flow.verify()
     here = moved.payload_bytes
@@ -201,18 +201,11 @@ def _measure_beside(run: Run, route: Route, blocks: Stored) -> RawBeside:
         return times_alone(lambda: route.node.ping(run.settings.timeout_s), run.seconds, least=_BESIDE_SAMPLES)
 
     flow = ReadFlow(route.node, blocks, Lane.PREFETCH, run.settings.depth(blocks.block_bytes))
-    idle, enough = round_trips(), threading.Event()
+    idle = round_trips()
     pump(flow, during(WARM_UP * run.seconds))
-    with ThreadPoolExecutor(1, thread_name_prefix="raw-prefetch") as thread:
-        prefetch = thread.submit(pump, flow, lambda: not enough.is_set())
-        try:
-            beside = round_trips()
-        except BaseException:
-            route.peer.close()  # or the thread would wait for its reads
-            raise
-        finally:
-            enough.set()
-        moved = prefetch.result()
+    with pumping([flow], route.peer.close) as prefetch:
+        beside = round_trips()
+    moved = prefetch[0].result()
     flow.verify()
     return RawBeside(
         local_rail=route.local,
@@ -233,20 +226,20 @@ def _at_node(run: Run, direction: str) -> float:
     return run.control.stats()["bytes_out_total" if direction == "read" else "bytes_in_total"]
 
 
-def _at_nics(run: Run, route: Route, direction: str) -> int | None:
-    """Return what the NICs here have counted; `None` if one of them is not known."""
+def nic_bytes(tree: Tree, nics: Sequence[str], direction: str) -> int | None:
+    """Return what these NICs here have counted, in (`read`) or out (`write`); `None` if one of them is not known."""
     total = 0
-    for name in route.nics:
-        counted = counters(run.tree, name)
+    for name in nics:
+        counted = counters(tree, name)
         if counted is None:
             return None
         total += counted.rx_bytes if direction == "read" else counted.tx_bytes
     return total
 
 
-def _late_counters(run: Run, route: Route, direction: str, least: int) -> int:
-    """Return what the NICs here have counted as soon as that is `least`; the counters may be late, but not for ever."""
+def late_nic_bytes(tree: Tree, nics: Sequence[str], direction: str, least: int) -> int:
+    """Return `nic_bytes` as soon as that is `least`; the counters may be late, but not for ever."""
     end = time.monotonic() + _LATE_COUNTERS_S
-    while (total := _at_nics(run, route, direction) or 0) < least and time.monotonic() < end:
+    while (total := nic_bytes(tree, nics, direction) or 0) < least and time.monotonic() < end:
         time.sleep(0.05)
     return total
