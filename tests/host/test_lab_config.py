@@ -75,9 +75,16 @@ def test_the_steps_make_everything_before_it_is_used() -> None:
 
 def test_the_ready_made_labs_are_what_they_are_called() -> None:
     labs = ready_made()
-    assert sorted(labs) == ["storage-prefill-decode", "two-hosts-one-nic", "two-hosts-two-nics"]
-    assert [[len(host.nics) for host in lab.hosts] for _, lab in sorted(labs.items())] == [[2, 2, 2], [1, 1], [2, 2]]
+    assert sorted(labs) == [
+        "storage-prefill-decode",
+        "two-hosts-one-nic",
+        "two-hosts-one-nic-10g",
+        "two-hosts-two-nics",
+    ]
+    counts = [[len(host.nics) for host in lab.hosts] for _, lab in sorted(labs.items())]
+    assert counts == [[2, 2, 2], [1, 1], [1, 1], [2, 2]]
     assert find_lab("two-hosts-one-nic").host("a").nic("data0").rate == "1Gbit"
+    assert find_lab("two-hosts-one-nic-10g").host("b").nic("data0").rate == "10Gbit"
     for lab in labs.values():
         assert all(len(getattr(step, "port", "")) <= 15 for step in steps(lab))
 
