@@ -17,6 +17,7 @@ COMMANDS = (
     CommandEntry("transport", __name__, "transport_command", "Each transport against a plain stream or memcpy."),
     CommandEntry("foreign", "dualpath.cli.bench_foreign", "foreign_command", "Bursts of foreign traffic on a NIC."),
     CommandEntry("raw", "dualpath.cli.bench_raw", "raw_command", "The network to a pool node: each rail, each lane."),
+    CommandEntry("lanes", "dualpath.cli.bench_lanes", "lanes_command", "Small requests beside a prefetch."),
 )
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]

@@ -26,6 +26,8 @@ from dualpath.units import format_bytes, parse_bytes
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from dualpath.bench.spread import Spread
+
 T = TypeVar("T")
 
 PLAIN_PERIOD_S = 5.0
@@ -273,15 +275,25 @@ def table(title: str, columns: list[str], rows: list[list[Any]]) -> None:
         numeric = all(isinstance(row[index], int | float) for row in rows)
         grid.add_column(name, justify="right" if numeric else "left", no_wrap=True)
     for row in rows:
-        grid.add_row(*map(_cell, row))
+        grid.add_row(*map(shown, row))
     console = stdout_console()
     if not sys.stdout.isatty():
         console.width = 200
     console.print(grid)
 
 
-def _cell(value: object) -> str:
+def shown(value: object) -> str:
     """Return `value` for a table: three digits of a float, all digits of an integer part, a dash for nothing."""
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
     return "-" if value is None else str(value)
+
+
+def median_of(value: Spread | None, scale: float) -> float | None:
+    """Return the median of a figure over rounds, times `scale`, for a table."""
+    return None if value is None else value.median * scale
+
+
+def range_of(value: Spread | None, scale: float) -> str | None:
+    """Return the least and the greatest round of a figure, times `scale`, for a table."""
+    return None if value is None else f"{shown(value.low * scale)} to {shown(value.high * scale)}"
