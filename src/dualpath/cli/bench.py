@@ -18,6 +18,7 @@ COMMANDS = (
     CommandEntry("foreign", "dualpath.cli.bench_foreign", "foreign_command", "Bursts of foreign traffic on a NIC."),
     CommandEntry("raw", "dualpath.cli.bench_raw", "raw_command", "The network to a pool node: each rail, each lane."),
     CommandEntry("lanes", "dualpath.cli.bench_lanes", "lanes_command", "Small requests beside a prefetch."),
+    CommandEntry("rails", "dualpath.cli.bench_rails", "rails_command", "One NIC, each, all; and one that is pulled."),
 )
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
