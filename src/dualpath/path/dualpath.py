@@ -261,6 +261,8 @@ class DualPath:
         self.reader.end()
         for sequence in list(self._sequences):
             self.close_sequence(sequence)
+        if self.writer is not None:
+            self.writer.close()
         if self._trace is not None:
             self._trace.close()
 

@@ -334,6 +334,6 @@ class Step:
                     self.capture(plan.group.layers[index], fill, data)
             there = [(fill.sealing, data) for fill, data in zip(full, stored, strict=True) if fill.sealing is not None]
             if self._path.writer is not None and there:
-                self._path.writer.write(
-                    [sealing for sealing, _ in there], plan.index, index, [data for _, data in there]
-                )
+                lasts = not (self._scratch or self._encoder.homeless)  # what is written stays in place until the commit
+                write = self._path.writer.start_write if lasts else self._path.writer.write
+                write([sealing for sealing, _ in there], plan.index, index, [data for _, data in there])

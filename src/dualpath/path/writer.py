@@ -2,6 +2,9 @@
 
     prepare (ids known at begin)  →  write, layer by layer, as the step passes  →  commit, or abort
 
+Writes go out in order on a thread of their own, so that compute never waits for a link: a layer's blocks are under way
+while the next layers are computed. `commit` and `abort` wait for them.
+
 Readers never see an unsealed block. A block that the node already has (an equal prefix) is not written again.
 """
 
@@ -9,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,6 +26,7 @@ if TYPE_CHECKING:
     from dualpath.path.metrics import PathMetrics
     from dualpath.path.publisher import Publisher
     from dualpath.pool.client import Pool
+    from dualpath.pool.node import PoolNode
     from dualpath.wire.messages import SlotRef
 
 _NO_LEASE_S = 0.0  # what is there already was pinned by `prepare`
@@ -54,6 +59,9 @@ class Writer:
         self._pool, self._layout, self._metrics, self._publisher = pool, layout, metrics, publisher
         self._spread, self._deadline_s = spread, deadline_s
         self._kept: Counter[tuple[int, BlockId]] = Counter()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="dualpath-write")  # started by the first write
+        self._under_way: list[Future[None]] = []
+        self._broken = False  # a write has failed since the last commit or abort
 
     def prepare(self, blocks: Sequence[tuple[BlockId, int, int]]) -> list[Sealing]:
         """Reserve room for `(id, tokens, index in its sequence)` blocks. All or none. Raises `PoolFullError`.
@@ -71,7 +79,16 @@ class Writer:
         return [by_id[id] for id, _, _ in blocks]
 
     def write(self, sealings: Sequence[Sealing], group: int, layer: int, sources: Sequence[memoryview]) -> None:
-        """Write one layer of blocks: `sources[i]` is the layer block of `sealings[i]`. Raises `PeerError`."""
+        """Write one layer of blocks: `sources[i]` is the layer block of `sealings[i]`. Raises `PeerError`.
+
+        Sources may be reused on return.
+        """
+        self.start_write(sealings, group, layer, sources)
+        self._settle()
+
+    def start_write(self, sealings: Sequence[Sealing], group: int, layer: int, sources: Sequence[memoryview]) -> None:
+        """As `write`, without waiting: sources belong to the writer until `commit` or `abort`, and the first of these
+        raises what went wrong."""
         by_node: dict[int, list[int]] = {}
         first = {id(sealing): i for i, sealing in reversed(list(enumerate(sealings)))}
         for i, sealing in enumerate(sealings):
@@ -79,25 +96,61 @@ class Writer:
                 by_node.setdefault(sealing.node, []).append(i)
         size = self._layout.layer_block_bytes(self._layout.groups[group])
         for number, indices in by_node.items():
-            node = self._pool.nodes[number]
-            outcomes = node.write(
-                [sealings[i].refs[group][layer] for i in indices],
-                [sources[i] for i in indices],
-                slot_bytes=size,
-                lane=Lane.BULK,
-                timeout_s=self._deadline_s,
-            )
             self._metrics.written_bytes += size * len(indices)
-            for i, outcome in zip(indices, outcomes, strict=True):
-                if outcome is not Outcome.OK:
-                    raise UnreachableError(
-                        f"node {node.name} did not take block {sealings[i].id.hex()[:16]}: {outcome.name.lower()}",
-                        node=node.name,
-                        hint="is the node still running? the step was undone, the sequence is as before it",
-                    )
+            self._under_way.append(
+                self._thread.submit(
+                    self._write,
+                    self._pool.nodes[number],
+                    [sealings[i].id for i in indices],
+                    [sealings[i].refs[group][layer] for i in indices],
+                    [sources[i] for i in indices],
+                    size,
+                )
+            )
+
+    def _write(
+        self,
+        node: PoolNode,
+        ids: Sequence[BlockId],
+        refs: Sequence[SlotRef],
+        sources: Sequence[memoryview],
+        size: int,
+    ) -> None:
+        if self._broken:
+            return  # an earlier write has failed: no deadline is waited for twice
+        outcomes = node.write(refs, sources, slot_bytes=size, lane=Lane.BULK, timeout_s=self._deadline_s)
+        for block, outcome in zip(ids, outcomes, strict=True):
+            if outcome is not Outcome.OK:
+                self._broken = True
+                raise UnreachableError(
+                    f"node {node.name} did not take block {block.hex()[:16]}: {outcome.name.lower()}",
+                    node=node.name,
+                    hint="is the node still running? the step was undone, the sequence is as before it",
+                )
+
+    def _settle(self) -> None:
+        """Wait for all writes. Raises what the first one that failed did; none is under way then."""
+        try:
+            for one in self._under_way:
+                one.result()
+        finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Give up all writes: those not begun are not made, and what is being sent is waited for."""
+        for one in self._under_way:
+            one.cancel()
+        wait(self._under_way)
+        self._under_way, self._broken = [], False
+
+    def close(self) -> None:
+        """End the thread. Idempotent; nothing is written afterwards."""
+        self._let_go()
+        self._thread.shutdown()
 
     def commit(self, sealings: Sequence[Sealing]) -> None:
         """Seal what was written. Raises `PeerError`; then nothing may be assumed and `abort` is due."""
+        self._settle()
         hint = "was the node restarted? the step was undone, the sequence is as before it"
         self._pin(self._keys(sealings), "lost a block before it was sealed", hint)
         for sealing in sealings:
@@ -127,6 +180,7 @@ class Writer:
 
     def abort(self, sealings: Sequence[Sealing]) -> None:
         """Give prepared room back, and pins of what was there already; a node out of reach does both by itself."""
+        self._let_go()
         for number, keys in self._keys(sealings).items():
             self._pool.nodes[number].abort(keys)
         for number, keys in self._keys(sealing for sealing in sealings if sealing.present).items():
