@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from dualpath.engine.hf import CACHE_KEYWORD, PackedCache
+from dualpath.engine.joined import JoinedStep
 from dualpath.engine.lending import borrow, give_back, use
 from dualpath.engine.load import LoadedModel
 from dualpath.errors import CapacityError, UsageError
@@ -85,11 +86,42 @@ class Engine:
             raise
         return logits
 
-    @torch.inference_mode()
+    def step_beside(
+        self, batch: Sequence[tuple[SequenceId, Sequence[int]]], prefill: DualPath, chunk: tuple[SequenceId, list[int]]
+    ) -> torch.Tensor:
+        """As `step`, and append `chunk` of a prompt, whose KV is in another path, in the same pass through the model.
+
+        Returns logits `[len(batch) + 1, vocab]`, the chunk's last. After an error the batch is as before; the prompt is
+        too, unless its part was done and the batch's failed: ask `prefill.length`.
+        """
+        step = self.path.begin(batch)
+        try:
+            other = prefill.begin([chunk])
+            try:
+                starts = [*self._starts(batch), prefill.length(chunk[0])]
+                logits = self._pass(JoinedStep(step, other), [*batch, chunk], starts)
+                other.commit()
+            except BaseException:
+                other.abort()
+                raise
+            step.commit()
+        except BaseException:
+            step.abort()
+            raise
+        return logits
+
     def forward(self, step: Step, batch: Sequence[tuple[SequenceId, Sequence[int]]]) -> torch.Tensor:
         """Pass `batch` through all layers within an open `step`, which stays open. Returns logits as `step()` does."""
+        return self._pass(step, batch, self._starts(batch))
+
+    def _starts(self, batch: Sequence[tuple[SequenceId, Sequence[int]]]) -> list[int]:
+        return [self.path.length(sequence) for sequence, _ in batch]
+
+    @torch.inference_mode()
+    def _pass(
+        self, step: Step | JoinedStep, batch: Sequence[tuple[SequenceId, Sequence[int]]], starts: Sequence[int]
+    ) -> torch.Tensor:
         ids = [token for _, tokens in batch for token in tokens]
-        starts = [self.path.length(sequence) for sequence, _ in batch]
         positions = [start + i for start, (_, tokens) in zip(starts, batch, strict=True) for i in range(len(tokens))]
         ends = torch.tensor([len(tokens) for _, tokens in batch]).cumsum(0) - 1
         self._cache.step = step

@@ -25,6 +25,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from dualpath.cost import layout_that_fits
 from dualpath.engine.fingerprint import fingerprint
+from dualpath.engine.joined import JoinedStep
 from dualpath.engine.lending import NAME, borrow, give_back
 from dualpath.engine.tensors import absorb, expand, pack, raw
 from dualpath.errors import UsageError
@@ -114,7 +115,7 @@ class _NotingCache(Cache):
         """Return `[batch, tokens, heads, value_dim]` for one layer."""
         raise NotImplementedError
 
-    def _run(self, step: Step, note: _Note, call: _Call, rows: torch.Tensor | None) -> torch.Tensor:
+    def _run(self, step: Step | JoinedStep, note: _Note, call: _Call, rows: torch.Tensor | None) -> torch.Tensor:
         """Pass one layer through `step`; `rows` picks tokens out of batch x tokens (all of them if `None`)."""
         latent = self._groups[note.layer].kind is LayerKind.LATENT
         q = pack(call.query, rows)
@@ -142,7 +143,7 @@ class PackedCache(_NotingCache):
 
     def __init__(self, layout: KVLayout) -> None:
         super().__init__(layout)
-        self.step: Step | None = None
+        self.step: Step | JoinedStep | None = None
 
     def attend(self, note: _Note, call: _Call) -> torch.Tensor:
         """See the base."""
