@@ -9,7 +9,7 @@ import pytest
 
 from dualpath.bench.foreign import bursts, send_bursts
 from dualpath.bench.load import VARIANTS, LoadConfig
-from dualpath.bench.load_rows import Served, load_row
+from dualpath.bench.load_rows import Served, add_quiet, load_row
 from dualpath.cli import main
 from dualpath.errors import UsageError
 
@@ -50,7 +50,16 @@ def test_no_control_messages() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"variants": ("nonsense",)}, {"concurrency": 0}, {"rounds": 0}, {"new_tokens": 1}, {"control_per_s": 1e9}],
+    [
+        {"variants": ("nonsense",)},
+        {"concurrency": 0},
+        {"rounds": 0},
+        {"new_tokens": 1},
+        {"control_per_s": 1e9},
+        {"prefill_every_s": -1.0},
+        {"prefill_tokens": 0},
+        {"prefill_share": 0.0},
+    ],
 )
 def test_what_cannot_work_is_refused(changes: dict[str, object]) -> None:
     with pytest.raises(UsageError):
@@ -64,6 +73,7 @@ def test_what_cannot_work_is_refused(changes: dict[str, object]) -> None:
         ("--concurrency 2 --trace-prefetch t.jsonl", "--trace-prefetch does not go with --concurrency"),
         ("--concurrency 2 --rails 1", "--rails does not go with --concurrency"),
         ("--variant dual", "--variant goes with --concurrency"),
+        ("--prefill-every 2", "--prefill-every goes with --concurrency"),
         ("--cold", "--cold goes with --concurrency"),
         ("--concurrency 2 --variant nonsense", "unknown variant 'nonsense'"),
     ],
@@ -105,3 +115,40 @@ def test_every_variant_serves_the_same_tokens(capsys: pytest.CaptureFixture[str]
     assert rows["dual-prefetch"]["wasted_bytes"] == 0
     assert rows["dual+reduce"]["wire_bytes_per_step"] < rows["dual"]["wire_bytes_per_step"] or extra
     assert found["settings"]["context"] == 192
+
+
+def test_a_row_beside_prompts_is_held_against_the_quiet_one() -> None:
+    quiet = load_row("dual", [served()], [served()], concurrency=1)
+    slower = served(step_s=[0.12] * 99 + [1.3], prefill_tokens=250, prefill_s=(3.0,))
+    beside = load_row("dual+prefill", [slower], [served()], concurrency=1)
+    add_quiet([quiet, beside])
+    assert "over_quiet" not in quiet
+    assert beside["over_quiet"]["tpot_ms_p50"] == pytest.approx(1.2)
+    assert beside["over_quiet"]["tpot_ms_mean"] == pytest.approx((99 * 0.12 + 1.3) / 10.9)
+    assert (beside["prefills"], quiet["prefills"]) == (1, 0)
+    assert beside["prefill_tokens_per_s"] == pytest.approx(250 / (99 * 0.12 + 1.3))
+
+
+def test_each_variant_has_a_quiet_turn_and_one_beside_prompts() -> None:
+    config = LoadConfig(variants=("dual", "dual+reduce"), prefill_every_s=2.0, prefill_tokens=100)
+    assert [(row, name) for row, name, _ in config.turns] == [
+        ("dual", "dual"),
+        ("dual+prefill", "dual"),
+        ("dual+reduce", "dual+reduce"),
+        ("dual+reduce+prefill", "dual+reduce"),
+    ]
+    assert [bursts is None for _, _, bursts in config.turns] == [True, False, True, False]
+    assert all(bursts is None for _, _, bursts in LoadConfig().turns)
+
+
+@pytest.mark.torch
+def test_prompts_arrive_while_sequences_decode(capsys: pytest.CaptureFixture[str]) -> None:
+    shape = "shape:layers=2,query_heads=4,kv_heads=2,head_dim=16,vocab=64"
+    words = ["--model", shape, "--context", "200", "--new-tokens", "12", "--hot", "64KiB", "--block-tokens", "16"]
+    words += ["--concurrency", "2", "--rounds", "1", "--variant", "dual,dual+reduce", "--prefill-every", "0.001"]
+    assert main(["run", *words, "--prefill-tokens", "10", "--json"]) == 0
+    rows = {row["variant"]: row for row in json.loads(capsys.readouterr().out)["variants"]}
+    assert list(rows) == ["dual", "dual+prefill", "dual+reduce", "dual+reduce+prefill"]
+    for name, row in rows.items():
+        assert row["identical"]
+        assert ("over_quiet" in row) == (row["prefills"] > 0) == name.endswith("+prefill")

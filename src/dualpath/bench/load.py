@@ -8,6 +8,9 @@ rate. Variants take turns in rounds, so that a machine that drifts hits all of t
                           and one step; cold: its prefill too
     time per token        of every step after it, as every sequence in it sees it
     control               round trips of `Ping`, on the lane that the variant gives to control messages
+
+With `prefill_every_s`, each variant has a second turn in every round, in which prompts arrive while it decodes: see
+`load_bursts`.
 """
 
 from __future__ import annotations
@@ -24,7 +27,8 @@ from typing import TYPE_CHECKING, Any
 
 from dualpath.bench import machine
 from dualpath.bench.control import control_messages
-from dualpath.bench.load_rows import Served, load_row
+from dualpath.bench.load_bursts import Bursts, BurstSettings
+from dualpath.bench.load_rows import BESIDE, Served, add_quiet, load_row
 from dualpath.bench.prompt import greedy, random_ids
 from dualpath.errors import UsageError
 from dualpath.kv.layout import kv_dtype_called
@@ -66,7 +70,9 @@ class LoadConfig:
     """Settings of a load; sizes in bytes. `hot_bytes` and `window_bytes` are for all sequences together.
 
     `cold`: prefixes are not in the pool, and their prefill counts. `control_per_s`: pings to each node, in all.
-    `rounds`: how often each variant has its turn; `new_tokens` are decoded in each.
+    `rounds`: how often each variant has its turn; `new_tokens` are decoded in each. `prefill_every_s` (0: never): each
+    variant has another turn, in which a cold prompt of `prefill_tokens` arrives so often; its chunks may prolong a step
+    by `prefill_share` of itself.
     """
 
     model: str = "smollm2-135m"
@@ -89,6 +95,17 @@ class LoadConfig:
     cold: bool = False
     control_per_s: float = 100.0
     rounds: int = 3
+    prefill_every_s: float = 0.0
+    prefill_tokens: int = 2048
+    prefill_share: float = 0.25
+
+    @property
+    def turns(self) -> tuple[tuple[str, str, BurstSettings | None], ...]:
+        """Row, variant, and the prompts that arrive meanwhile, of every turn of a round."""
+        if not self.prefill_every_s:
+            return tuple((name, name, None) for name in self.variants)
+        bursts = BurstSettings(self.prefill_every_s, self.prefill_tokens, self.prefill_share)
+        return tuple(turn for name in self.variants for turn in ((name, name, None), (f"{name}{BESIDE}", name, bursts)))
 
     def check(self) -> None:
         """Raise `UsageError` for values that cannot work."""
@@ -100,6 +117,10 @@ class LoadConfig:
             raise UsageError("a load needs a sequence, a round, a node and two new tokens at least")
         if not 0 <= self.control_per_s <= 10_000:
             raise UsageError(f"cannot send {self.control_per_s} control messages a second", hint="0 to 10000")
+        if not 0 <= self.prefill_every_s < 1e6 or self.prefill_tokens < 1 or not 0 < self.prefill_share <= 100:
+            raise UsageError(
+                "prompts come every so many seconds, have a token at least, and prolong a step by more than nothing"
+            )
 
 
 def run_load(config: LoadConfig, *, view: View) -> dict[str, Any]:
@@ -125,17 +146,18 @@ def run_load(config: LoadConfig, *, view: View) -> dict[str, Any]:
         )
     vocabulary = int(loaded.config.vocab_size)
     prompts = [random_ids(vocabulary, whole + 1, config.seed + n) for n in range(config.concurrency)]
-    served: dict[str, list[Served]] = {name: [] for name in config.variants}
+    served: dict[str, list[Served]] = {row: [] for row, _, _ in config.turns}
     with _nodes(config, layout) as (spec, key), _prefixes(config, layout, spec, key, prompts, view) as tenant:
-        steps = config.rounds * len(config.variants) * config.new_tokens
+        steps = config.rounds * len(config.turns) * config.new_tokens
         with view.progress("serving", total=steps, unit="steps") as bar:
             for _ in range(config.rounds):
-                for name in config.variants:
-                    bar.note(name)
-                    path = _Serving(config, VARIANTS[name], loaded, layout, spec, key, tenant)
-                    served[name].append(path.serve(prompts, bar.advance))
+                for row, name, bursts in config.turns:
+                    bar.note(row)
+                    path = _Serving(config, VARIANTS[name], bursts, loaded, layout, spec, key, tenant)
+                    served[row].append(path.serve(prompts, bar.advance))
     first = served[config.variants[0]]
     rows = [load_row(name, rounds, first, config.concurrency) for name, rounds in served.items()]
+    add_quiet(rows)
     return {
         "variants": rows,
         "settings": {**_plain(config), "block_tokens": layout.block_tokens, "context": whole},
@@ -159,7 +181,8 @@ def _nodes(config: LoadConfig, layout: KVLayout) -> Iterator[tuple[str, bytes | 
     from dualpath.pool.local import LocalNodes
 
     blocks = -(-(config.context + config.rounds * config.new_tokens) // layout.block_tokens) + 2
-    capacity = blocks * layout.block_bytes * config.concurrency * 3 + (64 << 20)
+    prompt = 2 * (config.prefill_tokens // layout.block_tokens + 1) if config.prefill_every_s else 0
+    capacity = (blocks * config.concurrency * 3 + prompt) * layout.block_bytes + (64 << 20)
     threads = max(1, (os.cpu_count() or 1) // config.nodes)
     with LocalNodes(config.nodes, capacity=capacity, threads=threads, sockets=False) as nodes:
         yield nodes.spec, nodes.key
@@ -204,6 +227,7 @@ class _Serving:
         self,
         config: LoadConfig,
         variant: Variant,
+        bursts: BurstSettings | None,
         loaded: LoadedModel,
         layout: KVLayout,
         spec: str,
@@ -213,7 +237,7 @@ class _Serving:
         from dualpath.path import PathConfig, Scheme
 
         self._config, self._variant, self._loaded, self._layout = config, variant, loaded, layout
-        self._spec, self._key, self._tenant = spec, key, tenant
+        self._spec, self._key, self._tenant, self._bursts = spec, key, tenant, bursts
         self._hot_each = config.hot_bytes // config.concurrency - layout.open.block_bytes  # a block is for the tail
         self._settings = PathConfig(
             Scheme(variant.scheme),
@@ -244,6 +268,7 @@ class _Serving:
             ) as pool,
             DualPath(self._layout, self._settings, pool) as path,
             Engine(self._loaded, path) as engine,
+            self._arriving(pool) as bursts,
             control_messages(pool.nodes, config.control_per_s, lane=lane) as control,
         ):
             gc.collect()
@@ -258,8 +283,9 @@ class _Serving:
             out, step_s = [following], []
             for _ in range(config.new_tokens - 1):
                 started = time.perf_counter()
-                logits = engine.step([(s, [token]) for s, token in zip(sequences, following, strict=True)]).numpy()
-                following = [greedy(row) for row in logits]
+                batch = [(s, [token]) for s, token in zip(sequences, following, strict=True)]
+                logits = engine.step(batch) if bursts is None else bursts.step(engine, batch)
+                following = [greedy(row) for row in logits.numpy()]
                 step_s.append(time.perf_counter() - started)
                 out.append(following)
                 advance()
@@ -284,7 +310,16 @@ class _Serving:
                 control_failed=control.failed,
                 tokens=out,
                 rail_bytes=rails_used,
+                prefill_tokens=0 if bursts is None else bursts.tokens,
+                prefill_s=() if bursts is None else tuple(bursts.took_s),
             )
+
+    def _arriving(self, pool: Pool) -> contextlib.AbstractContextManager[Bursts | None]:
+        """Return the prompts that arrive in this turn."""
+        if self._bursts is None:
+            return contextlib.nullcontext()
+        vocabulary, seed = int(self._loaded.config.vocab_size), self._config.seed + self._config.concurrency
+        return Bursts(self._bursts, self._layout, self._settings, pool, vocabulary=vocabulary, seed=seed)
 
     def _first(self, engine: Any, sequence: Any, prompt: Sequence[int]) -> list[int]:
         """Bring a sequence to where one more step gives its first token; return the tokens of that step."""

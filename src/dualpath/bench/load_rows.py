@@ -14,7 +14,8 @@ class Served:
     """One turn of one variant: all of its requests, served at once.
 
     `step_s`: of every step but the first, which `ttft_s` has. `tokens[i][s]`: token i of sequence s. Counters cover the
-    whole turn; `stall_s` the steps after the first.
+    whole turn; `stall_s` the steps after the first. `prefill_tokens` of prompts that arrived meanwhile were computed;
+    `prefill_s` are from arrival to end, of each prompt that was done.
     """
 
     ttft_s: float
@@ -29,6 +30,23 @@ class Served:
     control_failed: int
     tokens: Sequence[Sequence[int]]
     rail_bytes: Sequence[int]
+    prefill_tokens: int = 0
+    prefill_s: Sequence[float] = ()
+
+
+BESIDE = "+prefill"
+"""Ends the name of a row that decodes beside prompts; the row without it is quiet."""
+
+
+def add_quiet(rows: Sequence[dict[str, Any]]) -> None:
+    """Add to rows that decode beside prompts how their time per token compares with that of the quiet row."""
+    by_name = {row["variant"]: row for row in rows}
+    for name, row in by_name.items():
+        quiet = by_name.get(name.removesuffix(BESIDE))
+        if quiet is not None and quiet is not row:
+            row["over_quiet"] = {
+                field: row[field] / quiet[field] for field in ("tpot_ms_mean", "tpot_ms_p50", "tpot_ms_p99")
+            }
 
 
 def load_row(name: str, rounds: Sequence[Served], reference: Sequence[Served], concurrency: int) -> dict[str, Any]:
@@ -59,5 +77,7 @@ def load_row(name: str, rounds: Sequence[Served], reference: Sequence[Served], c
         "control_failed": sum(one.control_failed for one in rounds),
         "identical": all(one.tokens == other.tokens for one, other in zip(rounds, reference, strict=True)),
         "rail_bytes": [sum(each) for each in zip(*(one.rail_bytes for one in rounds), strict=False)],
+        "prefill_tokens_per_s": sum(one.prefill_tokens for one in rounds) / sum(steps),
+        "prefills": sum(len(one.prefill_s) for one in rounds),
         "round_tpot_ms_mean": [round(1e3 * sum(one.step_s) / max(1, len(one.step_s)), 2) for one in rounds],
     }

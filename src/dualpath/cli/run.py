@@ -57,6 +57,7 @@ def run_command(
         dualpath run --kv-dtype int8 --scheme hf,local,sharded
         dualpath run --fill random --context 131072 --samples 1000 --interleave 10 --dtype bfloat16
         dualpath run --concurrency 4 --context 8000 --hot 1GiB --variant baseline,single,dual
+        dualpath run --concurrency 4 --context 8000 --hot 1GiB --variant dual --prefill-every 5 --prefill-tokens 512
         dualpath run --pool 10.0.0.5:7480,10.0.0.6:7480 --model ./my-model --prompt-file book.txt
     """
     _yield_idle_cores()
@@ -100,6 +101,9 @@ def _run_many(many: LoadOptions, shared: dict[str, Any], as_json: bool) -> None:
         cold=many.cold,
         control_per_s=many.control_rate,
         rounds=many.rounds,
+        prefill_every_s=many.prefill_every,
+        prefill_tokens=many.prefill_tokens,
+        prefill_share=many.prefill_share,
     )
     emit(as_json, run_load(config, view=TerminalView()), print_load)
 

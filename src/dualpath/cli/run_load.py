@@ -47,6 +47,15 @@ def print_load(result: dict[str, Any]) -> None:
     for row in rows[1:]:
         parts = [f"{title} {row[name] / rows[0][name]:.2f}" for title, name in RATIOS]
         stdout_console().print(f"{row['variant']} / {rows[0]['variant']}: {', '.join(parts)}", soft_wrap=True)
+    for row in rows:
+        if "over_quiet" in row:
+            over = row["over_quiet"]
+            beside = ", ".join(f"{title} {over[name]:.2f}" for title, name in RATIOS if name in over)
+            stdout_console().print(
+                f"{row['variant']}: {beside} of quiet; {row['prefill_tokens_per_s']:.0f} prompt tokens a second, "
+                f"{row['prefills']} prompts of {settings['prefill_tokens']:,} tokens done",
+                soft_wrap=True,
+            )
 
 
 def _cell(name: str, row: dict[str, Any]) -> object:

@@ -94,6 +94,13 @@ class LoadOptions:
     control_rate: Annotated[float, typer.Option(help="Control messages a second.", min=0)] = 100.0
     rounds: Annotated[int, typer.Option(help="Turns of each variant.", min=1)] = 3
     cold: Annotated[bool, typer.Option("--cold", help="Prefixes are computed first.")] = False
+    prefill_every: Annotated[
+        float, typer.Option(metavar="SECONDS", help="A cold prompt arrives so often, in further rows; 0: never.", min=0)
+    ] = 0.0
+    prefill_tokens: Annotated[int, typer.Option(help="Tokens of each of these prompts.", min=1)] = 2048
+    prefill_share: Annotated[
+        float, typer.Option(help="How much longer than alone a step may take for their sake, as a share.")
+    ] = 0.25
 
 
 def check_options(given: typer.Context, *, concurrent: bool) -> None:
