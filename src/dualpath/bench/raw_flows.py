@@ -109,10 +109,10 @@ def check_room(node: PoolNode, wanted: int) -> None:
     free = int(stats["capacity_bytes"] - stats["used_bytes"])
     if free < wanted:
         raise PoolFullError(
-            f"{node.name}: the raw bench writes {format_bytes(wanted)}, and {format_bytes(free)} of "
+            f"{node.name}: the bench writes {format_bytes(wanted)}, and {format_bytes(free)} of "
             f"{format_bytes(stats['capacity_bytes'])} are free",
             node=node.name,
-            hint="give the node more --capacity, measure smaller --sizes, or use a node that holds less",
+            hint="give the node more --capacity, measure smaller blocks, or use a node that holds less",
         )
 
 

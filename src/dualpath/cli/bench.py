@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from dualpath.cli.options import Json
 from dualpath.cli.output import ByteSize, byte_size, emit, say, table, words
 from dualpath.cli.registry import CommandEntry
 from dualpath.errors import UsageError
@@ -21,8 +22,6 @@ COMMANDS = (
     CommandEntry("rails", "dualpath.cli.bench_rails", "rails_command", "One NIC, each, all; and one that is pulled."),
 )
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-
 
 def attention_command(
     tokens: Annotated[int, typer.Option(help="Context length in tokens.", min=1)] = 32768,
@@ -31,7 +30,7 @@ def attention_command(
     threads: Annotated[int | None, typer.Option(help="Threads (default: one per core).", min=1)] = None,
     repeat: Annotated[int, typer.Option(help="Rounds; the kernels alternate within a round.", min=1)] = 15,
     prefill: Annotated[bool, typer.Option(help="Measure chunks of prefill too.")] = True,
-    as_json: JsonOption = False,
+    as_json: Json = False,
 ) -> None:
     """Measure one decode step of attention out of an arena: 32 query heads, 8 KV heads, head size 128.
 
@@ -65,7 +64,7 @@ def transport_command(
     ] = None,
     in_flight: Annotated[int, typer.Option(help="Layer blocks in flight.", min=1)] = 16,
     repeat: Annotated[int, typer.Option(help="Rounds; transports and limits alternate within a round.", min=1)] = 5,
-    as_json: JsonOption = False,
+    as_json: Json = False,
 ) -> None:
     """Measure how fast layer blocks come from a pool node on this machine, for every transport.
 

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dualpath.cli.key import KEY_VARIABLE, shared_key
+from dualpath.cli.bench_options import (
+    BlockOption,
+    DeadlineOption,
+    KeyFileOption,
+    PoolOption,
+    RoundsOption,
+    SecondsOption,
+)
+from dualpath.cli.key import shared_key
+from dualpath.cli.options import Json
 from dualpath.cli.output import ByteSize, byte_size, emit, median_of, progress, range_of, stdout_console, table, words
 from dualpath.units import format_bytes
 
@@ -16,33 +24,26 @@ if TYPE_CHECKING:
 
 
 def lanes_command(
-    pool: Annotated[str, typer.Option(metavar="HOST:PORT,...", help="Running pool nodes on other hosts.")],
+    pool: PoolOption,
     nics: Annotated[
         str, typer.Option(metavar="NAME", help="The NIC here to use; default: the first that leads there.")
     ] = "",
-    seconds: Annotated[float, typer.Option(help="Of each case in each round.", min=0.01)] = 2.0,
-    rounds: Annotated[int, typer.Option(help="The cases alternate within a round.", min=1)] = 5,
+    seconds: SecondsOption = 2.0,
+    rounds: RoundsOption = 5,
     rate: Annotated[float, typer.Option(help="Requests a second whose round trips are measured.")] = 200.0,
     control_rate: Annotated[
         float, typer.Option(help="Control messages a second whose cost to the prefetch is measured.")
     ] = 1000.0,
-    block: Annotated[
-        ByteSize, typer.Option(parser=byte_size, metavar="SIZE", help="Bytes of a block of the prefetch.")
-    ] = ByteSize(256 << 10),
+    block: BlockOption = ByteSize(256 << 10),
     in_flight: Annotated[
         ByteSize, typer.Option(parser=byte_size, metavar="SIZE", help="Bytes that the prefetch has in flight.")
     ] = ByteSize(8 << 20),
     compute: Annotated[
         int, typer.Option(help="Threads that compute attention over local blocks meanwhile.", min=0)
     ] = 0,
-    deadline: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Longest wait for one request.", min=0.1, max=86400)
-    ] = 10.0,
-    key_file: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help=f"File with the shared key; otherwise it is taken from {KEY_VARIABLE}."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    deadline: DeadlineOption = 10.0,
+    key_file: KeyFileOption = None,
+    as_json: Json = False,
 ) -> None:
     """Measure real-time round trips idle, beside a prefetch with lanes, and beside one without; all over one NIC.
 

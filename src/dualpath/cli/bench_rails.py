@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dualpath.cli.key import KEY_VARIABLE, shared_key
+from dualpath.cli.bench_options import (
+    BlockOption,
+    DeadlineOption,
+    KeyFileOption,
+    PoolOption,
+    RoundsOption,
+    SecondsOption,
+)
+from dualpath.cli.key import shared_key
+from dualpath.cli.options import Json
 from dualpath.cli.output import ByteSize, byte_size, emit, median_of, progress, range_of, stdout_console, table, words
 from dualpath.units import format_bytes, parse_bits_per_s
 
@@ -16,15 +24,13 @@ if TYPE_CHECKING:
 
 
 def rails_command(
-    pool: Annotated[str, typer.Option(metavar="HOST:PORT,...", help="Running pool nodes on other hosts.")],
+    pool: PoolOption,
     nics: Annotated[
         str, typer.Option(metavar="NAME,...", help="NICs of this host that may be used; default: all that lead there.")
     ] = "",
-    seconds: Annotated[float, typer.Option(help="Of each measurement.", min=0.01)] = 2.0,
-    rounds: Annotated[int, typer.Option(help="Each NIC alone and all of them alternate within a round.", min=1)] = 5,
-    block: Annotated[ByteSize, typer.Option(parser=byte_size, metavar="SIZE", help="Bytes of a block.")] = ByteSize(
-        256 << 10
-    ),
+    seconds: SecondsOption = 2.0,
+    rounds: RoundsOption = 5,
+    block: BlockOption = ByteSize(256 << 10),
     in_flight: Annotated[
         ByteSize, typer.Option(parser=byte_size, metavar="SIZE", help="Bytes in flight for each NIC and node.")
     ] = ByteSize(8 << 20),
@@ -38,14 +44,9 @@ def rails_command(
     yes: Annotated[
         bool, typer.Option("--yes", help="Pull it on the machine itself, outside of any lab or network namespace.")
     ] = False,
-    deadline: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Longest wait for one request, or the pulled NIC.", min=0.1)
-    ] = 10.0,
-    key_file: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help=f"File with the shared key; otherwise it is taken from {KEY_VARIABLE}."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    deadline: DeadlineOption = 10.0,
+    key_file: KeyFileOption = None,
+    as_json: Json = False,
 ) -> None:
     """Measure reads from pool nodes over each NIC alone and over all at once; and what a pulled NIC does to them.
 

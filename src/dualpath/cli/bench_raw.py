@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import textwrap
 from itertools import groupby
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dualpath.cli.key import KEY_VARIABLE, shared_key
+from dualpath.cli.bench_options import DeadlineOption, KeyFileOption
+from dualpath.cli.key import shared_key
+from dualpath.cli.options import Json
 from dualpath.cli.output import byte_size, emit, progress, table
 from dualpath.units import format_bits_per_s, format_bytes, parse_bits_per_s
 
@@ -40,14 +41,9 @@ def raw_command(
     nominal: Annotated[
         str, typer.Option(metavar="RATE", help="Nominal speed of each link, the slower end: 100Gbit.")
     ] = "",
-    deadline: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Longest wait for one request.", min=0.1, max=86400)
-    ] = 10.0,
-    key_file: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help=f"File with the shared key; otherwise it is taken from {KEY_VARIABLE}."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    deadline: DeadlineOption = 10.0,
+    key_file: KeyFileOption = None,
+    as_json: Json = False,
 ) -> None:
     """Measure bandwidth and latency to a pool node: every rail, every lane, a sweep of sizes.
 
