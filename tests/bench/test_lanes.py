@@ -7,6 +7,7 @@ import os
 import subprocess
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -15,9 +16,10 @@ import pytest
 from tests.bench.nodes import PROGRAM, WITH_KEY, node_here, node_in
 from tests.host.conftest import needs_namespaces
 
+from dualpath.bench import lanes
 from dualpath.bench.control import control_messages
 from dualpath.bench.lanes import CASES, LanesSettings, Sample, report, run_lanes_bench, turned
-from dualpath.bench.raw_clock import linger, pumping
+from dualpath.bench.raw_clock import Moved, linger, pumping
 from dualpath.bench.spread import Spread, ratios, spread
 from dualpath.cli import main
 from dualpath.errors import PeerError, UnreachableError, UsageError
@@ -150,6 +152,17 @@ def test_an_exception_meanwhile_interrupts_what_is_under_way() -> None:
     with pytest.raises(KeyboardInterrupt):
         measure()
     assert interrupted == [True]
+
+
+def test_nothing_stays_at_a_node_after_an_interruption(node: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(under_way: list[Future[Moved]], seconds: float) -> None:
+        if under_way:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(lanes, "linger", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        run_lanes_bench(node.spec, QUICK)
+    assert node.service.stats()["used_bytes"] == 0
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,13 @@ def test_sizes_at_most_double() -> None:
     assert all(later <= 2 * earlier for earlier, later in itertools.pairwise(sizes))
 
 
+def test_a_chunk_cut_short_at_a_block_does_not_start_all_over() -> None:
+    pacer = Pacer(0.25, 512)
+    settled = run(pacer, 60, 0.2, 0.01, 0.001)[-1]
+    pacer.stepped(0.211, 1)
+    assert pacer.tokens() == settled
+
+
 def test_one_step_that_was_held_up_changes_nothing() -> None:
     pacer = Pacer(0.25, 512)
     settled = run(pacer, 60, 0.2, 0.01, 0.001)[-1]

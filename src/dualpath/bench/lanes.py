@@ -167,12 +167,15 @@ def run_lanes_bench(
     wanted.check()
     samples: dict[str, list[Sample]] = {case.name: [] for case in CASES}
     with contextlib.ExitStack() as closing:
-        pool = closing.enter_context(
-            connect(spec, key=key, tenant=TENANT, timeout_s=wanted.timeout_s, nics=wanted.nics, max_rails=1)
+        control, pool = (  # what is interrupted closes its connections, and blocks must be dropped all the same
+            closing.enter_context(
+                connect(spec, key=key, tenant=TENANT, timeout_s=wanted.timeout_s, nics=wanted.nics, max_rails=1)
+            )
+            for _ in range(2)
         )
-        for node in pool.nodes:
+        for node in control.nodes:
             check_room(node, room_needed(wanted.block_bytes, wanted.group))
-        blocks = [closing.enter_context(stored(node, wanted.block_bytes)) for node in pool.nodes]
+        blocks = [closing.enter_context(stored(node, wanted.block_bytes)) for node in control.nodes]
         compute = closing.enter_context(computing(wanted.compute))
         for round_ in range(wanted.rounds):
             for case in turned(CASES, round_):

@@ -18,7 +18,7 @@ REMEMBERED = 15
 QUIET_FIRST = 3
 """So many steps without a prompt are seen before one may ride along."""
 FIRST_TOKENS = 4
-"""Of the first chunk; a size that has proved right at most doubles from one step to the next."""
+"""Of the first chunk; none is more than twice as large as the largest before it."""
 
 
 class Pacer:
@@ -28,7 +28,7 @@ class Pacer:
         self._share, self._most = share, most_tokens
         self._quiet_s: deque[float] = deque(maxlen=REMEMBERED)
         self._cost_s: deque[float] = deque(maxlen=REMEMBERED)
-        self._last = 0
+        self._largest = 0
 
     def tokens(self) -> int:
         """Return how many tokens of a prompt the next step may carry: 0 while too little is known, else at least 1."""
@@ -39,7 +39,7 @@ class Pacer:
         budget_s = self._share * statistics.median(self._quiet_s)
         cost_s = statistics.median(self._cost_s)
         fits = int(budget_s / cost_s) if cost_s > 0 else self._most
-        return max(1, min(fits, 2 * self._last, self._most))
+        return max(1, min(fits, 2 * self._largest, self._most))
 
     def stepped(self, step_s: float, tokens: int) -> None:
         """A step has taken so long, with so many tokens of a prompt in it."""
@@ -47,4 +47,4 @@ class Pacer:
             self._quiet_s.append(step_s)
         elif self._quiet_s:
             self._cost_s.append(max(0.0, step_s - statistics.median(self._quiet_s)) / tokens)
-            self._last = tokens
+            self._largest = max(self._largest, tokens)
