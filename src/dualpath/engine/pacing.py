@@ -2,23 +2,28 @@
 
     tokens = budget / cost,   budget = share x what a step takes without a prompt,   cost = what a prompt's token adds
 
-Both are medians of the last steps, so that one that was held up by something else changes nothing. What a chunk adds
-has a part that does not depend on its size (the prompt's own attention calls); dividing all of it by the tokens makes
-the size settle where the whole addition meets the budget. Chunked prefill beside decode: Agrawal et al., Sarathi-Serve,
-2024, arXiv 2403.02310.
+Both are lower quartiles of the last steps: whatever else holds up a step only ever prolongs it. One step in a few
+carries nothing, so that what a step takes alone stays known while prompts queue. What a chunk adds has a part that does
+not depend on its size (the prompt's own attention calls); dividing all of it by the tokens makes the size settle where
+the whole addition meets the budget. Chunked prefill beside decode: Agrawal et al., Sarathi-Serve, 2024, arXiv
+2403.02310.
 """
 
 from __future__ import annotations
 
-import statistics
 from collections import deque
+from collections.abc import Iterable
 
-REMEMBERED = 15
+REMEMBERED = 12
 """Steps of each kind that count."""
-QUIET_FIRST = 3
-"""So many steps without a prompt are seen before one may ride along."""
+QUIET_FIRST = 4
+"""So many steps without a prompt are seen before one may ride along, …"""
+QUIET_EVERY = 6
+"""… and then one in so many carries nothing."""
 FIRST_TOKENS = 4
-"""Of the first chunk; none is more than twice as large as the largest before it."""
+"""Of the first chunk."""
+GROWTH = 1.25
+"""A chunk is at most so many times the largest of the last ones, and a token more."""
 
 
 class Pacer:
@@ -27,24 +32,31 @@ class Pacer:
     def __init__(self, share: float, most_tokens: int) -> None:
         self._share, self._most = share, most_tokens
         self._quiet_s: deque[float] = deque(maxlen=REMEMBERED)
-        self._cost_s: deque[float] = deque(maxlen=REMEMBERED)
-        self._largest = 0
+        self._chunks: deque[tuple[int, float]] = deque(maxlen=REMEMBERED)  # tokens, and what the whole step took
+        self._since_quiet = 0
 
     def tokens(self) -> int:
-        """Return how many tokens of a prompt the next step may carry: 0 while too little is known, else at least 1."""
-        if len(self._quiet_s) < QUIET_FIRST:
+        """Return how many tokens of a prompt the next step may carry: 0 while too little is known, and now and then."""
+        if len(self._quiet_s) < QUIET_FIRST or self._since_quiet >= QUIET_EVERY - 1:
             return 0
-        if not self._cost_s:
+        if not self._chunks:
             return min(FIRST_TOKENS, self._most)
-        budget_s = self._share * statistics.median(self._quiet_s)
-        cost_s = statistics.median(self._cost_s)
-        fits = int(budget_s / cost_s) if cost_s > 0 else self._most
-        return max(1, min(fits, 2 * self._largest, self._most))
+        quiet_s = _lower_quartile(self._quiet_s)
+        cost_s = _lower_quartile((step_s - quiet_s) / tokens for tokens, step_s in self._chunks)
+        most = min(self._most, int(GROWTH * max(tokens for tokens, _ in self._chunks)) + 1)
+        fits = int(self._share * quiet_s / cost_s) if cost_s > 0 else most
+        return max(1, min(fits, most))
 
     def stepped(self, step_s: float, tokens: int) -> None:
         """A step has taken so long, with so many tokens of a prompt in it."""
-        if not tokens:
+        if tokens:
+            self._chunks.append((tokens, step_s))
+            self._since_quiet += 1
+        else:
             self._quiet_s.append(step_s)
-        elif self._quiet_s:
-            self._cost_s.append(max(0.0, step_s - statistics.median(self._quiet_s)) / tokens)
-            self._largest = max(self._largest, tokens)
+            self._since_quiet = 0
+
+
+def _lower_quartile(values: Iterable[float]) -> float:
+    ordered = sorted(values)
+    return ordered[len(ordered) // 4]
