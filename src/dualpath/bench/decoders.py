@@ -118,6 +118,10 @@ class PathDecoder:
         """Run one token."""
         return _array(self._engine.decode(self._sequence, token))
 
+    def rewind(self, tokens: int) -> None:
+        """Cut the sequence to its first `tokens` tokens, to decode from there again."""
+        self._path.crop(self._sequence, tokens)
+
     def counters(self) -> Counters:
         """Return what the path and the transport have counted."""
         found = self._path.metrics.snapshot()

@@ -176,13 +176,13 @@ def _prepare(run: Run, config: ExperimentConfig, prompt: Prompt, reference: Refe
     """Prefill, or fill with random KV and warm up."""
     if config.random:
         with view.progress(f"{run.scheme}: random KV", total=config.context, unit="tokens") as bar:
-            run.decoder.fill(config.context, config.seed, _advancing(bar))
+            run.decoder.fill(config.context, config.seed, advancing(bar))
         for token in prompt.ids[:WARM_UP_STEPS]:
             run.decoder.decode(token)
     else:
         with view.progress(f"{run.scheme}: prefill", total=config.context, unit="tokens") as bar:
             started_s = time.perf_counter()
-            logits = run.decoder.prefill(prompt.ids, _advancing(bar))
+            logits = run.decoder.prefill(prompt.ids, advancing(bar))
             token = greedy(logits)
             run.measured.ttft_s = time.perf_counter() - started_s
         _record(run, reference, token, logits)
@@ -190,7 +190,7 @@ def _prepare(run: Run, config: ExperimentConfig, prompt: Prompt, reference: Refe
     run.start = run.decoder.counters()
 
 
-def _advancing(bar: Bar) -> Callable[[int, int], None]:
+def advancing(bar: Bar) -> Callable[[int, int], None]:
     """Return what moves `bar` to where the work is by now: it is told `(done, total)`."""
     done = 0
 

@@ -17,6 +17,8 @@ COMMANDS = (
     ),
     CommandEntry("transport", __name__, "transport_command", "Each transport against a plain stream or memcpy."),
     CommandEntry("foreign", "dualpath.cli.bench_foreign", "foreign_command", "Bursts of foreign traffic on a NIC."),
+    CommandEntry("overlap", "dualpath.cli.bench_overlap", "overlap_command", "Whether fetching hides behind compute."),
+    CommandEntry("auto", "dualpath.cli.bench_auto", "auto_command", "Scheme auto against the best fixed scheme."),
     CommandEntry("raw", "dualpath.cli.bench_raw", "raw_command", "The network to a pool node: each rail, each lane."),
     CommandEntry("lanes", "dualpath.cli.bench_lanes", "lanes_command", "Small requests beside a prefetch."),
     CommandEntry("rails", "dualpath.cli.bench_rails", "rails_command", "One NIC, each, all; and one that is pulled."),

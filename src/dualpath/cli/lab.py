@@ -117,8 +117,7 @@ def run_command(
 
     config = find_lab(file)
     words = Lab(config).host(host).command(command) if host else command
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # a lost ssh connection must not leave the lab behind
-        signal.signal(signal.SIGHUP, lambda number, _frame: sys.exit(128 + number))
+    heed_hangup()
     with lab(config), subprocess.Popen(words) as child:
         code = _wait(child)
     return 128 - code if code < 0 else code
@@ -135,6 +134,12 @@ def down_command(file: LabArgument) -> None:
 
     name = find_lab(file).name
     say(f"{name} is down" if down(name) else f"{name} was not up")
+
+
+def heed_hangup() -> None:
+    """Have a lost ssh connection end this process as SIGTERM does, so that no lab is left behind."""
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+        signal.signal(signal.SIGHUP, lambda number, _frame: sys.exit(128 + number))
 
 
 def _wait(child: subprocess.Popen[bytes]) -> int:

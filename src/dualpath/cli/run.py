@@ -60,7 +60,7 @@ def run_command(
         dualpath run --concurrency 4 --context 8000 --hot 1GiB --variant dual --prefill-every 5 --prefill-tokens 512
         dualpath run --pool 10.0.0.5:7480,10.0.0.6:7480 --model ./my-model --prompt-file book.txt
     """
-    _yield_idle_cores()
+    yield_idle_cores()
     check_options(given, concurrent=many.concurrency > 0)
     shared = _shared(work, memory, pool)
     if many.concurrency:
@@ -163,7 +163,7 @@ class TerminalView:
         return progress(title, total=total, unit=unit)
 
 
-def _yield_idle_cores() -> None:
+def yield_idle_cores() -> None:
     """Let idle threads of the model sleep rather than spin: nodes may share the cores. Read when torch is loaded."""
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 

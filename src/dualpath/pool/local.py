@@ -1,4 +1,4 @@
-"""Real pool nodes as child processes on loopback, for experiments and tests.
+"""Real pool nodes as child processes, for experiments and tests: on loopback, or in hosts emulated on this machine.
 
     with LocalNodes(2, capacity=1 << 30) as nodes, connect(nodes.spec) as pool:
         ...
@@ -18,6 +18,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -28,6 +30,14 @@ from dualpath.pool.server import NodeConfig
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Where a node runs: the words before a command that has it run there, and the address to listen at."""
+
+    prefix: tuple[str, ...] = ()
+    address: str = "127.0.0.1"
 
 
 class LocalNode:
@@ -63,16 +73,24 @@ class LocalNode:
 class LocalNodes:
     """`count` node processes of `capacity` bytes each. All are ready inside the block.
 
-    `sockets=False`: TCP only, as if on other hosts; `mapped_spec` is then of no use.
+    `sockets=False`: TCP only, as if on other hosts; `mapped_spec` is then of no use. `seats`: where the nodes run, in
+    turns; they need a `key` beyond loopback.
     """
 
     def __init__(
-        self, count: int, *, capacity: int, key: str | None = None, threads: int = 0, sockets: bool = True
+        self,
+        count: int,
+        *,
+        capacity: int,
+        key: str | None = None,
+        threads: int = 0,
+        sockets: bool = True,
+        seats: Sequence[Seat] = (Seat(),),
     ) -> None:
         self._count = count
         self._config = NodeConfig(capacity=capacity, threads=threads, parent=os.getpid(), json=True)
         self.key = key
-        self._sockets = sockets
+        self._sockets, self._seats = sockets, seats
         self._folder = tempfile.TemporaryDirectory(prefix="dualpath-")
         self._processes: list[subprocess.Popen[str]] = []
         self.nodes: list[LocalNode] = []
@@ -124,11 +142,12 @@ class LocalNodes:
 
     def _start(self, number: int) -> subprocess.Popen[str]:
         path = f"{self._folder.name}/node{number}.sock" if self._sockets else ""
-        config = msgspec.structs.replace(self._config, socket=path, node_id=f"node{number}")
+        seat = self._seats[number % len(self._seats)]
+        config = msgspec.structs.replace(self._config, host=seat.address, socket=path, node_id=f"node{number}")
         environment = {name: value for name, value in os.environ.items() if name != "DUALPATH_KEY"}
         if self.key is not None:
             environment["DUALPATH_KEY"] = self.key
-        command = [sys.executable, "-m", "dualpath.pool", msgspec.json.encode(config).decode()]
+        command = [*seat.prefix, sys.executable, "-m", "dualpath.pool", msgspec.json.encode(config).decode()]
         return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
 
 

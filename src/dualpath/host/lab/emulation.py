@@ -10,6 +10,7 @@ with lab("two-hosts-two-nics") as emulated:
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -109,6 +110,23 @@ class EmulatedHost:
         becomes the command, so that signals and the exit code are the command's own.
         """
         return [build.iproute2(), "netns", "exec", self.namespace, *words]
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """Have this thread, and those that it starts, run in this host until the block is left: sockets made by them
+        are the host's. /sys stays what it was. Raises `HostError` if the host is gone."""
+        from pyroute2 import netns  # type: ignore[import-untyped] # it has no annotations
+
+        here = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+        try:
+            try:
+                netns.setns(self.namespace, flags=0)
+            except FileNotFoundError:
+                raise HostError(f"there is no host {self.config.name}", hint="has the lab been taken down?") from None
+            yield
+        finally:
+            netns.setns(here)
+            os.close(here)
 
     def popen(self, words: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
         """Start a command in this host; `options` are those of `subprocess.Popen`. The lab's end ends it too."""

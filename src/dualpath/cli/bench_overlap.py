@@ -1,0 +1,111 @@
+"""`dualpath bench overlap`: whether fetching hides behind compute."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from dualpath.cli.lab import heed_hangup
+from dualpath.cli.output import ByteSize, byte_size, emit, table, words
+from dualpath.cli.run import TerminalView, yield_idle_cores
+from dualpath.errors import UsageError
+from dualpath.host.rates import format_rate, parse_rate
+from dualpath.units import format_bytes
+
+
+def overlap_command(
+    model: Annotated[str, typer.Option(help="Built-in name, model folder, hub id, or shape:layers=2,...")] = "smollm2",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16, for weights and KV.")] = "float32",
+    context: Annotated[int, typer.Option(help="Tokens of random KV.", min=32)] = 4096,
+    link: Annotated[
+        str, typer.Option(metavar="RATE", help="About the link's rate at ratio 1; decides how much KV is remote.")
+    ] = "2Gbit",
+    ratio: Annotated[str, typer.Option(metavar="X,...", help="Bytes ÷ link, in compute times.")] = "0.7,1,1.4",
+    samples: Annotated[int, typer.Option(help="Measured tokens of each scheme at each ratio.", min=1)] = 64,
+    nodes: Annotated[int, typer.Option(help="Pool nodes behind the link.", min=1, max=16)] = 2,
+    window: Annotated[
+        ByteSize, typer.Option(parser=byte_size, metavar="SIZE", help="Local memory for KV in flight (Path B).")
+    ] = ByteSize(64 << 20),
+    block_tokens: Annotated[int, typer.Option(help="Tokens of a block.", min=16)] = 64,
+    threads: Annotated[int, typer.Option(help="Threads of model and attention; 0: all cores.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of random KV and random token ids.")] = 0,
+    deadline: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Longest wait for a node.", min=0.1, max=86400)
+    ] = 30.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Decode with remote KV where fetching it takes about as long as computing: how much of it is hidden?
+
+    Emulates two hosts on this machine, which needs root: this process decodes in one, the nodes are in the other, and
+    the link between them is held to the rate at which each ratio holds. Compute is the median of scheme local, all KV
+    in hand, in the same turns. A perfect overlap takes the larger of compute and bytes ÷ link. Exit code 1 if a float32
+    scheme's tokens differ from local's.
+
+    Examples:
+        sudo dualpath bench overlap
+        sudo dualpath bench overlap --ratio 1 --samples 200 --link 1Gbit
+        sudo dualpath bench overlap --json > overlap.json
+    """
+    yield_idle_cores()
+    from dualpath.bench.overlap import OverlapConfig, run_overlap
+
+    config = OverlapConfig(
+        model=model,
+        dtype=dtype,
+        context=context,
+        block_tokens=block_tokens,
+        link_bits_per_s=parse_rate(link),
+        ratios=numbers(ratio, "--ratio"),
+        samples=samples,
+        nodes=nodes,
+        window_bytes=int(window),
+        threads=threads,
+        seed=seed,
+        deadline_s=deadline,
+    )
+    heed_hangup()
+    result = run_overlap(config, view=TerminalView())
+    emit(as_json, result, _print)
+    if not result["ok"]:
+        raise typer.Exit(1)
+
+
+def numbers(text: str, option: str) -> tuple[float, ...]:
+    """Return the numbers between the commas of `text`. Raises `UsageError`, which names `option`."""
+    try:
+        return tuple(float(word) for word in words(text))
+    except ValueError:
+        raise UsageError(f"{option}: not numbers: {text!r}", hint=f"write it like {option} 0.5,1") from None
+
+
+def _print(result: dict[str, Any]) -> None:
+    settings = result["settings"]
+    typer.echo(
+        f"{settings['model']} ({settings['dtype']}), {settings['context']:,} tokens: "
+        f"{format_bytes(result['far_bytes'])} of {format_bytes(result['kv_bytes'])} of KV remote"
+    )
+    for one in result["ratios"]:
+        table(
+            f"bytes ÷ link = {one['ratio']:g} x compute ({one['measured_ratio']:.2f} measured): "
+            f"{one['transfer_ms']:.1f} ms at {format_rate(one['link_bits_per_s'])}, compute {one['compute_ms']:.1f} ms",
+            ["scheme", "prefetch", "TPOT P50 ms", "P99 ms", "of max", "stall ms", "wire/token", "samples", "tokens"],
+            [
+                [
+                    row["scheme"].removesuffix("-prefetch"),
+                    "on" if row["prefetch"] else "off",
+                    row["tpot_ms_p50"],
+                    row["tpot_ms_p99"],
+                    row["over_bound"],
+                    row["stall_ms_per_token"],
+                    format_bytes(row["wire_bytes_per_token"]),
+                    row["samples"],
+                    "same" if row["identical"] else "differ",
+                ]
+                for row in one["schemes"]
+            ],
+        )
+    typer.echo(
+        f"with prefetch at most {result['worst_over_bound']:.3g} x the larger of compute and bytes ÷ link; "
+        f"{result['asked_over_bound']:g} asked"
+    )
