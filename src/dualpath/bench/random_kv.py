@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RandomKVConfig:
-    """Settings of a bench over random KV, as in `ExperimentConfig`. `samples`: measured steps of each scheme, at least."""
+    """Settings of a bench over random KV, as in `ExperimentConfig`; `samples`: measured steps of each, at least."""
 
     model: str = "smollm2-135m"
     dtype: str = "float32"
