@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -232,3 +234,26 @@ def test_every_command_has_help_with_an_example(name: str, capsys: pytest.Captur
 def test_ready_made_labs_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lab", "list"]) == 0
     assert "storage-prefill-decode" in capsys.readouterr().out
+
+
+def test_a_thread_that_enters_a_host_makes_the_hosts_sockets(pair: Lab) -> None:
+    def listen() -> None:
+        with socket.create_server((pair.host("b").address("data0"), 0)):  # an address that only host b has
+            done.append(True)
+
+    done: list[bool] = []
+    with pytest.raises(OSError, match="assign"):
+        listen()
+    with pair.host("b").entered():
+        listen()
+        thread = threading.Thread(target=listen)
+        thread.start()
+        thread.join()
+    assert len(done) == 2
+    with pytest.raises(OSError, match="assign"):
+        listen()
+
+
+def test_a_host_that_is_gone_cannot_be_entered(config: LabConfig) -> None:
+    with pytest.raises(HostError, match="no host a"), Lab(config).host("a").entered():
+        pass
