@@ -63,3 +63,18 @@ def test_a_window_full_of_reads_that_were_given_up_is_waited_for() -> None:
     assert len(node.tickets) == 1
     node.let_go()
     reader.end()
+
+
+def test_a_step_that_is_to_show_how_fast_a_rail_is_reads_all_at_once() -> None:
+    for hurries, wanted in ((False, 1), (True, 6)):
+        arena, node = LocalArena(SLOT, 6 * SLOT), HeldNode()
+        pool: Any = SimpleNamespace(nodes=[node])
+        layout: Any = None
+        reader = PrefetchReader(pool, arena, layout, PathMetrics(), 1.0)
+        reader.at_once = lambda hurries=hurries: hurries
+        reader._window.computed(1.0, SLOT)  # compute uses a block a second, and a fetch takes no time:
+        reader._window.arrived(0.0)  # one ahead is enough
+        reader.begin([plan_of(arena, range(1, 9))], reserve=0, wrap=False)
+        assert sum(len(ticket.outcomes) for ticket in node.tickets) == wanted
+        node.let_go()
+        reader.end()

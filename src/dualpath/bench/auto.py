@@ -30,9 +30,10 @@ if TYPE_CHECKING:
 ASKED = 1.15
 """TPOT of `auto` over that of the best fixed scheme is to be at most this."""
 AUTO, REDUCE = "auto", "reduce"
-WARM_UP_STEPS = 48
-"""Unmeasured steps of `auto` in each combination: in the first few it learns its rates, and by then it has looked
-twice whether a change was for the better."""
+WARM_UP_STEPS = 96
+"""Unmeasured steps of `auto` in each combination: time for the three steps in which it only reduces, the first looks at
+the links, a whole step that fetches (for which 2 % of the time so far must be enough), and for looking back at what it
+chose then."""
 HOPELESS = 2.0
 MOST_NODES = 8
 
@@ -156,8 +157,9 @@ def _run(subject: RandomKV, one: Combination, hosts: EmulatedPool, note: Callabl
             )
         hosts.set_rate(one.link_bits_per_s)
         note("warm-up")
-        for _ in range(-(-WARM_UP_STEPS // len(turn.lead + turn.ids))):
-            take_turns(contenders[:2], turn, lambda: None)
+        take_turns(contenders[:2], turn, lambda: None)
+        for _ in range(-(-WARM_UP_STEPS // len(turn.lead + turn.ids)) - 1):
+            take_turns(contenders[1:2], turn, lambda: None)
         running = contenders[:2] + _hopeful(one, subject.layout, contenders[:2], contenders[2:])
         for each in running:
             each.restart()

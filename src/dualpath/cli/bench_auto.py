@@ -37,7 +37,7 @@ def auto_command(
     """Decode by scheme auto and by each fixed scheme, over combinations of link, nodes, context and hot region.
 
     Emulates the hosts on this machine, which needs root: this process decodes in one, each node has a host and a link
-    of its own. The first 48 steps of auto, in which it learns how fast everything is, do not count. A scheme that the
+    of its own. The first 96 steps of auto, in which it learns how fast everything is, do not count. A scheme that the
     links alone make more than twice as slow as the others is not run: ≥ is what its bytes take. Exit code 1 if a
     float32 scheme's tokens differ from another's.
 

@@ -48,6 +48,10 @@ class Auto:
         """Whether the next step will most likely fetch what this one does."""
         return self.balancer.repeats
 
+    def probes_rails(self) -> bool:
+        """Return whether this step fetches only to see how fast rails are."""
+        return self.balancer.probing.now and not any(self.balancer.settled.shares)
+
     def explain(self) -> dict[str, Any]:
         """Return what was chosen last (probes aside) and by which speeds, ready for JSON; `sentence` says it."""
         return {

@@ -86,12 +86,17 @@ class PrefetchReader:
         self._by_layer: dict[tuple[int, int], list[Item[_Flight] | None]] = {}
         self._reserve = self._largest = 0
         self.watch: Callable[[int, int, int, OnItems], OnItems] | None = None  # (node, slot bytes, slots, on_items)
+        self.at_once: Callable[[], bool] | None = None
+        """Whether a step that begins reads all it can hold at once, however little its compute needs ahead: for one
+        that is to show how fast a rail is, which blocks on their way one by one do not."""
+        self._hurries = False
 
     def begin(self, plans: Sequence[GroupPlan], *, reserve: int, wrap: bool) -> None:
         """Match what is held against the step's schedule, make room for `reserve`, and start fetching."""
         self._reserve = reserve
         self._window = self._prefill if any(plan.rows > PROMPT_ROWS for plan in plans) else self._decode
         self._layer_ended_at = None
+        self._hurries = self.at_once is not None and self.at_once()
         self._heed_memory()
         signature = tuple(
             tuple(entry.block.serial * (entry.part.local is None) for entry in plan.far.distinct) for plan in plans
@@ -173,7 +178,7 @@ class PrefetchReader:
 
     def _capacity(self) -> int:
         """Return the bytes up to which more is fetched: the window, within what is allowed."""
-        return self._window.bytes(self._allowed(), self._block_bytes())
+        return self._allowed() if self._hurries else self._window.bytes(self._allowed(), self._block_bytes())
 
     def _block_bytes(self) -> int:
         return self._schedule[0].bytes if self._schedule else 1
