@@ -8,31 +8,27 @@ import typer
 
 from dualpath.cli.bench_overlap import numbers
 from dualpath.cli.lab import heed_hangup
-from dualpath.cli.output import ByteSize, byte_size, emit, table, words
+from dualpath.cli.options import Deadline, Dtype, Json, Threads, Window
+from dualpath.cli.output import ByteSize, emit, table, words
 from dualpath.cli.run import TerminalView, yield_idle_cores
-from dualpath.host.rates import format_rate, parse_rate
-from dualpath.units import format_bytes
+from dualpath.units import format_bits_per_s, format_bytes, parse_bits_per_s
 
 
 def auto_command(
     model: Annotated[str, typer.Option(help="Built-in name, model folder, hub id, or shape:layers=2,...")] = "smollm2",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16, for weights and KV.")] = "float32",
+    dtype: Dtype = "float32",
     link: Annotated[str, typer.Option(metavar="RATE,...", help="Rates of each node's link.")] = "200Mbit,1Gbit,4Gbit",
     nodes: Annotated[str, typer.Option(metavar="N,...", help="Numbers of nodes.")] = "1,2",
     context: Annotated[str, typer.Option(metavar="N,...", help="Tokens of random KV.")] = "1024,4096",
     hot: Annotated[str, typer.Option(metavar="X,...", help="Shares of the KV that stay local.")] = "0.2,0.7",
     combinations: Annotated[int, typer.Option(help="Run only the first so many; 0: all.", min=0)] = 0,
     samples: Annotated[int, typer.Option(help="Measured tokens of each scheme in each combination.", min=1)] = 24,
-    window: Annotated[
-        ByteSize, typer.Option(parser=byte_size, metavar="SIZE", help="Local memory for KV in flight (Path B).")
-    ] = ByteSize(64 << 20),
+    window: Window = ByteSize(64 << 20),
     block_tokens: Annotated[int, typer.Option(help="Tokens of a block.", min=16)] = 64,
-    threads: Annotated[int, typer.Option(help="Threads of model and attention; 0: all cores.", min=0)] = 0,
+    threads: Threads = 0,
     seed: Annotated[int, typer.Option(help="Seed of random KV and random token ids.")] = 0,
-    deadline: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Longest wait for a node.", min=0.1, max=86400)
-    ] = 30.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    deadline: Deadline = 30.0,
+    as_json: Json = False,
 ) -> None:
     """Decode by scheme auto and by each fixed scheme, over combinations of link, nodes, context and hot region.
 
@@ -52,7 +48,7 @@ def auto_command(
     config = AutoConfig(
         model=model,
         dtype=dtype,
-        links_bits_per_s=tuple(parse_rate(one) for one in words(link)),
+        links_bits_per_s=tuple(parse_bits_per_s(one) for one in words(link)),
         nodes=tuple(int(one) for one in numbers(nodes, "--nodes")),
         contexts=tuple(int(one) for one in numbers(context, "--context")),
         hot_shares=numbers(hot, "--hot"),
@@ -77,7 +73,7 @@ def _print(result: dict[str, Any]) -> None:
         ["link", "nodes", "context", "hot", "remote", "fetch", "sharded", "reduce", "auto", "of best", "auto does"],
         [
             [
-                format_rate(row["link_bits_per_s"]),
+                format_bits_per_s(row["link_bits_per_s"]),
                 row["nodes"],
                 row["context"],
                 f"{row['hot_share']:.0%}",

@@ -7,16 +7,16 @@ from typing import Annotated, Any
 import typer
 
 from dualpath.cli.lab import heed_hangup
-from dualpath.cli.output import ByteSize, byte_size, emit, table, words
+from dualpath.cli.options import Deadline, Dtype, Json, Threads, Window
+from dualpath.cli.output import ByteSize, emit, table, words
 from dualpath.cli.run import TerminalView, yield_idle_cores
 from dualpath.errors import UsageError
-from dualpath.host.rates import format_rate, parse_rate
-from dualpath.units import format_bytes
+from dualpath.units import format_bits_per_s, format_bytes, parse_bits_per_s
 
 
 def overlap_command(
     model: Annotated[str, typer.Option(help="Built-in name, model folder, hub id, or shape:layers=2,...")] = "smollm2",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16, for weights and KV.")] = "float32",
+    dtype: Dtype = "float32",
     context: Annotated[int, typer.Option(help="Tokens of random KV.", min=32)] = 4096,
     link: Annotated[
         str, typer.Option(metavar="RATE", help="About the link's rate at ratio 1; decides how much KV is remote.")
@@ -24,16 +24,12 @@ def overlap_command(
     ratio: Annotated[str, typer.Option(metavar="X,...", help="Bytes ÷ link, in compute times.")] = "0.7,1,1.4",
     samples: Annotated[int, typer.Option(help="Measured tokens of each scheme at each ratio.", min=1)] = 64,
     nodes: Annotated[int, typer.Option(help="Pool nodes behind the link.", min=1, max=16)] = 2,
-    window: Annotated[
-        ByteSize, typer.Option(parser=byte_size, metavar="SIZE", help="Local memory for KV in flight (Path B).")
-    ] = ByteSize(64 << 20),
+    window: Window = ByteSize(64 << 20),
     block_tokens: Annotated[int, typer.Option(help="Tokens of a block.", min=16)] = 64,
-    threads: Annotated[int, typer.Option(help="Threads of model and attention; 0: all cores.", min=0)] = 0,
+    threads: Threads = 0,
     seed: Annotated[int, typer.Option(help="Seed of random KV and random token ids.")] = 0,
-    deadline: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Longest wait for a node.", min=0.1, max=86400)
-    ] = 30.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    deadline: Deadline = 30.0,
+    as_json: Json = False,
 ) -> None:
     """Decode with remote KV where fetching it takes about as long as computing: how much of it is hidden?
 
@@ -55,7 +51,7 @@ def overlap_command(
         dtype=dtype,
         context=context,
         block_tokens=block_tokens,
-        link_bits_per_s=parse_rate(link),
+        link_bits_per_s=parse_bits_per_s(link),
         ratios=numbers(ratio, "--ratio"),
         samples=samples,
         nodes=nodes,
@@ -88,7 +84,8 @@ def _print(result: dict[str, Any]) -> None:
     for one in result["ratios"]:
         table(
             f"bytes ÷ link = {one['ratio']:g} x compute ({one['measured_ratio']:.2f} measured): "
-            f"{one['transfer_ms']:.1f} ms at {format_rate(one['link_bits_per_s'])}, compute {one['compute_ms']:.1f} ms",
+            f"{one['transfer_ms']:.1f} ms at {format_bits_per_s(one['link_bits_per_s'])}, "
+            f"compute {one['compute_ms']:.1f} ms",
             ["scheme", "prefetch", "TPOT P50 ms", "P99 ms", "of max", "stall ms", "wire/token", "samples", "tokens"],
             [
                 [
