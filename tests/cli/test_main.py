@@ -252,7 +252,8 @@ def test_a_broken_socket_is_not_taken_for_a_broken_stdout(
 
 def test_groups_nest_and_unknown_names_are_none() -> None:
     group = load_command(CommandEntry("bench", "dualpath.cli.bench", "COMMANDS", "Measure."))
-    assert {"attention", "transport", "raw", "foreign", "lanes", "rails"} == set(group.list_commands(None))
+    names = {"attention", "transport", "raw", "foreign", "lanes", "rails", "overlap", "auto", "accuracy"}
+    assert names == set(group.list_commands(None))
     assert group.get_command(None, "attention").name == "attention"
     assert group.get_command(None, "teleport") is None
 

@@ -127,6 +127,19 @@ def test_it_measures_decides_and_says_so(nodes: LocalNodes) -> None:
             assert 0 <= node.round_trip_s < 1.0
 
 
+def test_only_a_probe_while_nothing_else_is_fetched_reads_all_at_once(nodes: LocalNodes) -> None:
+    with Opened(nodes, HYBRID, Scheme.AUTO) as world:
+        auto = auto_of(world)
+        reader = world.path.reader
+        assert isinstance(reader, PrefetchReader)
+        assert reader.at_once is not None
+        assert not reader.at_once()
+        auto.balancer.probing.now = True
+        assert reader.at_once()
+        auto.balancer.settled = Choice(Form.MIXED, (0.5, 0.0))
+        assert not reader.at_once()
+
+
 def test_while_all_is_local_path_b_stays_out_of_the_way(nodes: LocalNodes) -> None:
     with Opened(nodes, MLA, Scheme.AUTO, hot=20) as world:
         a = world.open()
