@@ -20,6 +20,7 @@ from dualpath.transport.dial import Dialer, Tcp, is_same_host
 from dualpath.transport.rails import MAX_RAILS, rails_to
 from dualpath.transport.reads import ReadLane
 from dualpath.transport.requests import REQUEST_BYTES, Batch, split
+from dualpath.transport.stream import Stream
 from dualpath.transport.tcp import TcpPeer, TcpServer
 from dualpath.transport.ticket import ReadTicket
 from dualpath.wire.messages import Done, Lane, Outcome, Ping
@@ -136,6 +137,33 @@ def test_reads_are_lost_when_every_connection_was_tried():
     assert list(ticket.outcomes) == [None]
     lane.lost_connection(lane.readers[1], error, 1)
     assert (list(ticket.outcomes), ticket.drained, ticket.error) == ([Outcome.LOST], True, error)
+
+
+def test_connections_that_end_together_do_not_lose_a_read():
+    lane = ReadLane(Dialer(Tcp("10.0.0.2", 1), None, "t", 1.0), Lane.PREFETCH, 2, lambda *_: None)
+    lane._started = True  # its threads are played by this one
+    ticket = ReadTicket(1, time.monotonic() + 10, None)
+    ticket.hold(1)
+    gone, (one, two) = UnreachableError("reset"), lane.readers
+    with ExitStack() as opened:
+
+        def connect(reader):
+            here, there = socket.socketpair()
+            opened.enter_context(there)
+            reader._attach(Stream(here))
+
+        connect(one)
+        connect(two)
+        lane.submit(split(ticket, refs(1), buffers(1, 8), 8))
+        assert (len(one.in_flight), len(two.in_flight)) == (1, 0)
+        one._disconnect(gone, True)
+        assert len(two.in_flight) == 1  # which has ended too, and does not know yet
+        two._disconnect(gone, True)
+        assert (len(lane.queue), list(ticket.outcomes)) == (1, [None])
+        connect(one)
+        assert one.pull()
+        one._disconnect(gone, True)
+        assert (list(ticket.outcomes), ticket.drained, ticket.error) == ([Outcome.LOST], True, gone)
 
 
 def test_a_read_that_has_ended_is_not_queued_again():
