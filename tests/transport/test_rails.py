@@ -17,6 +17,7 @@ from dualpath.testing.transport import FaultyLink, MemoryService
 from dualpath.testing.transport_case import KEY, buffers, eventually, refs
 from dualpath.transport.credit import FIRST_FRAME_BYTES, FRAME_S, Credit
 from dualpath.transport.dial import Dialer, Tcp, is_same_host
+from dualpath.transport.peer import RAILED_USER_TIMEOUT_MS
 from dualpath.transport.rails import MAX_RAILS, rails_to
 from dualpath.transport.reads import ReadLane
 from dualpath.transport.requests import REQUEST_BYTES, Batch, split
@@ -302,6 +303,12 @@ def test_both_rails_carry_reads(railed, service):
     peer, _ = railed
     assert read_all(peer, service) == ([Outcome.OK] * 256, True)
     assert all(rail.connected for rail in peer.rails)
+
+
+def test_a_call_soon_leaves_a_rail_that_is_dead_also_when_it_told_of_the_others(railed):
+    peer, _ = railed
+    sock = peer._callers[Lane.REALTIME].stream.sock
+    assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == RAILED_USER_TIMEOUT_MS
 
 
 def test_a_stalled_rail_hands_its_reads_over_and_rejoins(railed, service):

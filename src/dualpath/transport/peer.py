@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
+import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -226,6 +227,8 @@ class StreamPeer:
                 stream.close()
                 stream, welcome = self._dial_caller(lane, deadline)
                 self._opened(stream, welcome)
+            if len(rails) == 1 < len(self._rails):  # from now on another rail can take over
+                stream.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, RAILED_USER_TIMEOUT_MS)
             connection = self._callers[lane] = CallConnection(stream, self._node)
             return connection
         finally:
