@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 import time
 from collections.abc import Callable
@@ -21,6 +22,10 @@ from dualpath.wire.messages import Failure, Lane, Message, Proof, Welcome
 READER_USER_TIMEOUT_MS = 1500
 CALLER_USER_TIMEOUT_MS = 10_000
 RAILED_USER_TIMEOUT_MS = 800  # where another rail can take over
+
+# A host that is gone shows in `Dialer.connect_timeout_s`: its kernel would have answered. Then it is the node's process
+# that answers, which may have to wait for a core. It waits for as long itself.
+HANDSHAKE_TIMEOUT_S = 5.0
 
 # Between two processes of one host there is no distance to fill. Buffers of this size keep the bytes in the processor's
 # cache from the sender's copy to the receiver's: a fifth less time per byte. Below 192 KiB segments get small, above
@@ -120,15 +125,14 @@ class Dialer:
     leads_there: Callable[[Welcome], bool] | None = None
     """Whether who answers is the node; `None`: whoever does."""
 
-    def dial(self, lane: Lane, *, user_timeout_ms: int, deadline: float) -> tuple[Stream, Welcome]:
-        """Return a stream past its handshake.
+    def dial(self, lane: Lane, *, user_timeout_ms: int, deadline: float = math.inf) -> tuple[Stream, Welcome]:
+        """Return a stream past its handshake. Takes `connect_timeout_s` and `HANDSHAKE_TIMEOUT_S` at most.
 
         Raises `UnreachableError`, `DeadlineError`, `AuthError`, `VersionError` or `ProtocolError`, naming the node.
         """
         node = str(self.address)
-        deadline = min(deadline, time.monotonic() + self.connect_timeout_s)
         try:
-            timeout_s = max(0.001, deadline - time.monotonic())
+            timeout_s = max(0.001, min(self.connect_timeout_s, deadline - time.monotonic()))
             stream = Stream(self.address.connect(lane, user_timeout_ms, timeout_s), HANDSHAKE_LIMITS)
         except TimeoutError as error:
             raise DeadlineError(f"{node}: no connection in time", node=node) from error
@@ -136,7 +140,7 @@ class Dialer:
             hint = "is the node running, and is the address right?"
             raise UnreachableError(f"{node}: cannot connect: {error}", node=node, hint=hint) from error
         try:
-            welcome = self._shake_hands(stream, lane, deadline)
+            welcome = self._shake_hands(stream, lane, min(deadline, time.monotonic() + HANDSHAKE_TIMEOUT_S))
             if self.leads_there is not None and not self.leads_there(welcome):
                 hint = f"let the node listen only at addresses that mean it everywhere: not at {node}"
                 raise UnreachableError(f"{node}: another node answers there, {welcome.node}", node=node, hint=hint)

@@ -150,9 +150,8 @@ class Receiver:
                 lane.wanted = False
                 submitted = lane.submitted
                 self.dialing = True
-            deadline = time.monotonic() + self.dialer.connect_timeout_s
             try:
-                stream, welcome = self.dialer.dial(lane.lane, user_timeout_ms=READER_USER_TIMEOUT_MS, deadline=deadline)
+                stream, welcome = self.dialer.dial(lane.lane, user_timeout_ms=READER_USER_TIMEOUT_MS)
             except PeerError as error:
                 lane.lost_connection(self, error, submitted)
                 continue

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from dualpath.errors import DualPathError, PeerError, ProtocolError, UsageError
 from dualpath.transport.base import Reply, Service, Session
-from dualpath.transport.dial import tune
+from dualpath.transport.dial import HANDSHAKE_TIMEOUT_S, tune
 from dualpath.transport.stream import Stream, size_of
 from dualpath.transport.timeouts import limit_receive, limit_send
 from dualpath.transport.turns import Turns
@@ -30,7 +30,6 @@ from dualpath.wire.messages import Failure, FailureCode, Lane, Message, Welcome
 
 _log = logging.getLogger(__name__)
 _Server = TypeVar("_Server", bound="StreamServer")  # `typing.Self` needs Python 3.11
-HANDSHAKE_TIMEOUT_S = 5.0
 
 
 class StreamServer:
