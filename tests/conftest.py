@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import signal
 from collections.abc import Generator
 from pathlib import Path
 
@@ -13,6 +14,10 @@ from hypothesis import settings
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch starts its threads: they share the cores with nodes
+
+for number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(number) is signal.SIG_IGN:  # as `make test &` and `nohup` have it, and children inherit
+        signal.signal(number, lambda *_: None)  # ignored here as before, and by default no more in what tests start
 
 settings.register_profile("dualpath", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("dualpath")

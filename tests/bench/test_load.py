@@ -7,6 +7,7 @@ import socket
 
 import pytest
 
+from dualpath.bench import foreign
 from dualpath.bench.foreign import bursts, send_bursts
 from dualpath.bench.load import VARIANTS, LoadConfig
 from dualpath.bench.load_rows import Served, add_quiet, load_row
@@ -92,7 +93,22 @@ def test_bursts_are_those_of_the_seed() -> None:
     assert sum(burst.length_s for burst in drawn) / 2000 == pytest.approx(0.03, rel=0.1)
 
 
-def test_bursts_go_out_with_nobody_listening() -> None:
+class CountingClock:
+    """Time passes by asking for it, a millisecond each time, and by sleeping."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        self.now += 0.001
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_bursts_go_out_with_nobody_listening(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(foreign, "time", CountingClock())
     assert send_bursts("127.0.0.1", seed=1, gap_s=0.001, length_s=0.01, seconds=0.05) > 0
     with pytest.raises(UsageError):
         send_bursts("127.0.0.1", seed=1, gap_s=0.0, length_s=0.01, seconds=0.05)

@@ -6,7 +6,9 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,6 +21,19 @@ def script(folder: Path, name: str, text: str) -> None:
     path = folder / name
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
+
+
+def late_once(monkeypatch: pytest.MonkeyPatch, read: Callable[[list[bytes]], bool]) -> float:
+    """Stop the clock of `commands` until what has been read of pipes is so; return a time before which it is then."""
+    pieces: list[bytes] = []
+
+    def noted(descriptor: int, size: int, really: Callable[[int, int], bytes] = os.read) -> bytes:
+        pieces.append(really(descriptor, size))
+        return pieces[-1]
+
+    monkeypatch.setattr(os, "read", noted)
+    monkeypatch.setattr(commands, "time", SimpleNamespace(monotonic=lambda: 600.0 if read(pieces) else 0.0))
+    return 60.0
 
 
 def test_a_command_that_is_not_installed_is_none() -> None:
@@ -35,7 +50,7 @@ def test_a_command_speaks_c_and_has_no_stdin(tmp_path: Path, monkeypatch: pytest
 def test_a_slow_command_is_stopped_and_so_is_what_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script(tmp_path, "slow", "echo first; sleep 600 & wait")  # the child holds stdout open
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    output = run_command("slow", time.monotonic() + 0.3)
+    output = run_command("slow", late_once(monkeypatch, lambda pieces: b"first\n" in pieces))
     assert output is not None
     assert (output.exit_code, output.stdout) == (-1, "first\n")
 
@@ -73,7 +88,8 @@ def test_a_command_that_closes_its_output_and_goes_on_is_stopped(
 ) -> None:
     script(tmp_path, "mute", "echo said; exec >&- 2>&-; exec sleep 600")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert run_command("mute", time.monotonic() + 0.2) == Output("said\n", commands.TOO_LONG, -1)
+    until_s = late_once(monkeypatch, lambda pieces: b"said\n" in pieces and pieces[-2:] == [b"", b""])  # both closed
+    assert run_command("mute", until_s) == Output("said\n", commands.TOO_LONG, -1)
 
 
 @pytest.mark.parametrize("path", ["", ".", ":/nowhere:", "bin"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import time
 
-from tests.path.world import World
+from tests.path.world import PATIENCE_S, World
 
 from dualpath.kv import KVLayout, LayerGroup, LayerKind
 from dualpath.path import DualPath, PathConfig, Scheme
@@ -20,7 +20,7 @@ LAYOUT = KVLayout((GROUP,), "float32", block_tokens=32, model="lab")  # 64 KiB a
 
 def main(spec: str, scheme: str) -> None:
     with connect(spec, key="a key of the test", tenant=scheme) as pool:
-        config = PathConfig(Scheme(scheme), 2 * LAYOUT.block_bytes, 16 << 16, threads=1, deadline_s=20.0)
+        config = PathConfig(Scheme(scheme), 2 * LAYOUT.block_bytes, 16 << 16, threads=1, deadline_s=PATIENCE_S)
         with DualPath(LAYOUT, config, pool) as path:
             world = World(path)
             sequence = world.open()

@@ -15,7 +15,7 @@ from dualpath.path.fill import block_bytes
 from dualpath.testing.pool import LocalNodes
 from dualpath.wire.messages import Outcome
 
-from .world import HYBRID
+from .world import HYBRID, PATIENCE_S
 
 TOKENS = list(range(100, 145))  # five whole blocks of 8, and 5 tokens more
 
@@ -27,8 +27,8 @@ def nodes() -> Iterator[LocalNodes]:
 
 
 def opened(nodes: LocalNodes, scheme: Scheme, tenant: str, *, hot: int = 2) -> Any:
-    pool = dualpath.connect(nodes.spec, key=nodes.key, tenant=tenant)
-    config = PathConfig(scheme, hot * HYBRID.block_bytes, 6 << 13, threads=1, deadline_s=5.0)
+    pool = dualpath.connect(nodes.spec, key=nodes.key, tenant=tenant, timeout_s=PATIENCE_S)
+    config = PathConfig(scheme, hot * HYBRID.block_bytes, 6 << 13, threads=1, deadline_s=PATIENCE_S)
     return pool, DualPath(HYBRID, config, pool)
 
 

@@ -18,7 +18,7 @@ from dualpath.testing.node import FakeClock
 from dualpath.testing.pool import LocalNodes
 from dualpath.wire.messages import BlockKey
 
-from .world import HYBRID, MLA, World
+from .world import HYBRID, MLA, PATIENCE_S, World
 
 REMOTE = [scheme for scheme in Scheme if scheme is not Scheme.LOCAL]
 
@@ -33,7 +33,7 @@ def connect(nodes: LocalNodes, scheme: Scheme, tenant: str) -> Any:
     if scheme is Scheme.LOCAL:
         return None
     spec = nodes.mapped_spec if scheme is Scheme.MAPPED else nodes.spec
-    return dualpath.connect(spec, tenant=tenant)
+    return dualpath.connect(spec, tenant=tenant, timeout_s=PATIENCE_S)
 
 
 class Opened:
@@ -42,7 +42,7 @@ class Opened:
     def __init__(self, nodes: LocalNodes, layout: KVLayout, scheme: Scheme, hot: int = 2, window: int = 6) -> None:
         largest = max(layout.layer_block_bytes(group) for group in layout.groups)
         self.pool = connect(nodes, scheme, f"{layout.model}-{scheme.value}")
-        config = PathConfig(scheme, hot * layout.block_bytes, window * largest, threads=2, deadline_s=5.0)
+        config = PathConfig(scheme, hot * layout.block_bytes, window * largest, threads=2, deadline_s=PATIENCE_S)
         self.path = DualPath(layout, config, self.pool)
         self.world = World(self.path)
 
@@ -233,20 +233,21 @@ def test_a_killed_node_is_one_clear_error_and_the_rest_stays_sound(scheme: Schem
         assert world.path.length(a) >= 60
 
 
-def test_a_stopped_node_is_a_timeout_not_a_hang() -> None:
-    with LocalNodes(1, capacity=16 << 20, threads=1) as one:
-        pool = dualpath.connect(one.spec, timeout_s=1.0)
-        config = PathConfig(Scheme.FETCH, HYBRID.block_bytes, 1 << 13, deadline_s=1.0)
-        with pool, DualPath(HYBRID, config, pool) as path:
-            world = World(path)
-            a = world.open()
-            world.append(a, 60)
-            one.nodes[0].pause()
-            try:
-                with pytest.raises(BlockLostError, match=r"tokens .* within the deadline"):  # why, not only that
-                    steps(world, a, 3)
-            finally:
-                one.nodes[0].resume()
+def test_a_stopped_node_is_a_timeout_not_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        LocalNodes(1, capacity=16 << 20, threads=1) as one,
+        Opened(one, HYBRID, Scheme.FETCH, hot=1, window=1) as world,
+    ):
+        a = world.open()
+        world.append(a, 60)
+        world.path.reader.end()  # nothing is in flight with the long deadline
+        monkeypatch.setattr(world.path.reader, "_deadline_s", 0.2)
+        one.nodes[0].pause()
+        try:
+            with pytest.raises(BlockLostError, match=r"tokens .* within the deadline"):  # why, not only that
+                steps(world, a, 3)
+        finally:
+            one.nodes[0].resume()
 
 
 def test_bad_input_is_refused_and_nothing_changes(nodes: LocalNodes) -> None:

@@ -18,7 +18,7 @@ from dualpath.path.staging import scratch_bytes
 from dualpath.testing.pool import LocalNodes
 
 from .test_dualpath import connect
-from .world import HYBRID, MLA, World
+from .world import HYBRID, MLA, PATIENCE_S, World
 
 REMOTE = [scheme for scheme in Scheme if scheme is not Scheme.LOCAL]
 
@@ -44,7 +44,7 @@ class Opened:
             hot_bytes=layout.open.block_bytes + hot * layout.block_bytes,
             window_bytes=window * scratch_bytes(layout) + largest,
             threads=2,
-            deadline_s=5.0,
+            deadline_s=PATIENCE_S,
         )
         self.path = DualPath(layout, config, self.pool)
         self.world = World(self.path)

@@ -18,6 +18,8 @@ SLIDING = LayerGroup(
 )
 LATENT = LayerGroup(kind=LayerKind.LATENT, layers=(0, 1, 2), query_heads=4, kv_heads=1, head_dim=24, value_dim=16)
 
+PATIENCE_S = 60.0  # only a hang exceeds it
+
 HYBRID = KVLayout((FULL, SLIDING), "float32", block_tokens=8, model="hybrid")
 MLA = KVLayout((LATENT,), "float32", block_tokens=8, model="mla")
 
