@@ -9,13 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
-_STYLE = """
+COLOURS = """
 :root { color-scheme: light dark; --ink: #1b1f24; --soft: #57606a; --paper: #ffffff; --card: #f6f8fa; --rule: #d8dee4;
   --s0: #57606a; --s1: #2a78d6; --s2: #e34948; --s3: #eda100; --s4: #1baf7a; --s5: #4a3aa7; --s6: #d4569a;
   --s7: #0f8b8d; --s8: #a15c2f; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e6e9ed; --soft: #9aa4af; --paper: #14171b; --card: #1c2127;
   --rule: #333a43; --s0: #9aa4af; --s1: #4c97ee; --s2: #ee6a66; --s3: #e0a526; --s4: #2cbd88; --s5: #9a8ff0;
   --s6: #e27bb4; --s7: #35b5b7; --s8: #c98652; } }
+"""
+"""The variables of light and dark themes."""
+
+_STYLE = (
+    COLOURS
+    + """
 * { box-sizing: border-box; }
 body { margin: 0 auto; padding: 2rem 1.5rem 4rem; max-width: 76rem; background: var(--paper); color: var(--ink);
   font: 15px/1.5 system-ui, sans-serif; }
@@ -41,6 +47,7 @@ dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
 .columns { display: grid; grid-template-columns: repeat(auto-fit, minmax(20rem, 1fr)); gap: 0 2.5rem; }
 pre { white-space: pre-wrap; padding: .75rem; margin: .5rem 0; font-size: .85rem; }
 """
+)
 
 
 def document(title: str, parts: Sequence[str]) -> str:

@@ -147,7 +147,7 @@ def test_auto_explains_its_choice(capsys: pytest.CaptureFixture[str]) -> None:
         (["--model", "shape:context=100", "--context", "90"], 2, "context 90 + 64 new tokens"),
         (["--model", "shape:", "--context", "9", "--pool", "127.0.0.1:1"], 1, "127.0.0.1:1"),
         (["--report", "/no/such/folder/x.html"], 2, "no such folder"),
-        (["--report", "/proc"], 2, "cannot write a report to /proc"),
+        (["--report", "/proc"], 2, "cannot write to /proc"),
         (["--hot", "64M"], 2, "64M"),
         (["--hot", "0"], 2, "must be at least 1"),
         (["--nodes", "1000"], 2, "--nodes"),

@@ -151,3 +151,25 @@ def test_plots_without_values_do_not_fail() -> None:
     assert "<svg" in lines([Series("a", "red", ())], x_label="token")[0]
     assert "<svg" in lines([Series("a", "red", (math.nan,))], x_label="token")[0]
     assert "—" in bars([("a", "red", [("P50", math.nan)])], form=str)
+
+
+def test_a_load_is_drawn_as_an_image_of_its_own() -> None:
+    from xml.etree import ElementTree
+
+    from dualpath.bench.load_plot import load_svg
+
+    rows = [
+        {"variant": "baseline", "tpot_ms_p50": 1200.0, "tpot_ms_p99": 2400.0},
+        {"variant": "dual<&>", "tpot_ms_p50": 300.0, "tpot_ms_p99": 600.0},
+    ]
+    image = ElementTree.fromstring(load_svg({"variants": rows}))  # noqa: S314 our own
+    space = "{http://www.w3.org/2000/svg}"
+    assert [text.text for text in image.iter(f"{space}text")] == [
+        *("baseline", "P50 1,200 ms", "P99 2,400 ms"),
+        *("dual<&>", "P50 300 ms", "P99 600 ms"),
+    ]
+    widths = [float(bar.attrib["width"]) for bar in image.iter(f"{space}rect")]
+    assert [round(width / widths[1], 2) for width in widths] == [0.5, 1.0, 0.12, 0.25]
+    style = image.find(f"{space}style")
+    assert style is not None
+    assert "prefers-color-scheme: dark" in str(style.text)

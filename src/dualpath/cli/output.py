@@ -72,22 +72,22 @@ def terminal_columns() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
-def check_report(path: Path) -> None:
+def check_report(path: Path, option: str = "--report") -> None:
     """Raise `UsageError` for a place where nothing can be written, before work is spent on what would go there."""
     folder = path.absolute().parent
     if not folder.is_dir():
-        raise UsageError(f"no such folder: {folder}", hint="check --report")
+        raise UsageError(f"no such folder: {folder}", hint=f"check {option}")
     if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
-        raise UsageError(f"cannot write a report to {path}", hint="give --report a file that can be written")
+        raise UsageError(f"cannot write to {path}", hint=f"give {option} a file that can be written")
 
 
-def write_report(path: Path, page: str) -> None:
-    """Write a page where `--report` says, and say so on stderr. Raises `HostError`."""
+def write_report(path: Path, page: str, option: str = "--report") -> None:
+    """Write a page where `option` says, and say so on stderr. Raises `HostError`."""
     try:
         path.write_text(page, encoding="utf-8")
     except OSError as error:
-        raise HostError(f"cannot write {path}: {error.strerror}", hint="give --report another place") from error
-    say(f"report: {path}")
+        raise HostError(f"cannot write {path}: {error.strerror}", hint=f"give {option} another place") from error
+    say(f"{option.strip('-')}: {path}")
 
 
 def _plain_value(value: object) -> object:

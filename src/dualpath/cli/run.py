@@ -105,7 +105,14 @@ def _run_many(many: LoadOptions, shared: dict[str, Any], as_json: bool) -> None:
         prefill_tokens=many.prefill_tokens,
         prefill_share=many.prefill_share,
     )
-    emit(as_json, run_load(config, view=TerminalView()), print_load)
+    if many.plot is not None:
+        check_report(many.plot, "--plot")
+    result = run_load(config, view=TerminalView())
+    emit(as_json, result, print_load)
+    if many.plot is not None:
+        from dualpath.bench.load_plot import load_svg
+
+        write_report(many.plot, load_svg(result), "--plot")
 
 
 def _run_one(one: SchemeOptions, shared: dict[str, Any], as_json: bool) -> None:

@@ -101,6 +101,9 @@ class LoadOptions:
     prefill_share: Annotated[
         float, typer.Option(help="How much longer than alone a step may take for their sake, as a share.")
     ] = 0.25
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE.svg", help="Draw time per token of every variant here.")
+    ] = None
 
 
 def check_options(given: typer.Context, *, concurrent: bool) -> None:
