@@ -162,7 +162,7 @@ def test_a_load_is_drawn_as_an_image_of_its_own() -> None:
         {"variant": "baseline", "tpot_ms_p50": 1200.0, "tpot_ms_p99": 2400.0},
         {"variant": "dual<&>", "tpot_ms_p50": 300.0, "tpot_ms_p99": 600.0},
     ]
-    image = ElementTree.fromstring(load_svg({"variants": rows}))  # noqa: S314 our own
+    image = ElementTree.fromstring(load_svg({"variants": rows}))
     space = "{http://www.w3.org/2000/svg}"
     assert [text.text for text in image.iter(f"{space}text")] == [
         *("baseline", "P50 1,200 ms", "P99 2,400 ms"),
