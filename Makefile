@@ -88,7 +88,7 @@ $(BIN)/python:
 	  echo "error: $(PYTHON) has no headers (Python.h)"; echo "hint: apt install python3-dev"; exit 2; }
 	@command -v c++ >/dev/null || command -v g++ >/dev/null || { \
 	  echo "error: no C++ compiler"; echo "hint: apt install g++"; exit 2; }
-	$(call step,Creating $(VENV),venv,$(PYTHON) -m venv $(VENV))
+	$(call step,Creating $(VENV),venv,$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); false; })
 
 # Only the kernel is built again when nothing but native sources changed; the build folder is kept, so that is quick.
 $(INSTALLED): pyproject.toml constraints.txt $(NATIVE_SOURCES) | $(BIN)/python
