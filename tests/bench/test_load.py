@@ -160,7 +160,7 @@ def test_each_variant_has_a_quiet_turn_and_one_beside_prompts() -> None:
 @pytest.mark.torch
 def test_prompts_arrive_while_sequences_decode(capsys: pytest.CaptureFixture[str]) -> None:
     shape = "shape:layers=2,query_heads=4,kv_heads=2,head_dim=16,vocab=64"
-    words = ["--model", shape, "--context", "200", "--new-tokens", "12", "--hot", "64KiB", "--block-tokens", "16"]
+    words = ["--model", shape, "--context", "200", "--new-tokens", "24", "--hot", "64KiB", "--block-tokens", "16"]
     words += ["--concurrency", "2", "--rounds", "1", "--variant", "dual,dual+reduce", "--prefill-every", "0.001"]
     assert main(["run", *words, "--prefill-tokens", "10", "--json"]) == 0
     rows = {row["variant"]: row for row in json.loads(capsys.readouterr().out)["variants"]}
