@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dualpath.attention.base import BlockTable, Geometry
 from dualpath.kv import codecs
-from dualpath.kv.layout import Parts
+from dualpath.kv.layout import FLOAT_BYTES, QUANTISED, Parts
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,3 +40,16 @@ def read_block(blocks: BlockTable, index: int, geometry: Geometry) -> tuple[Floa
         keys = stored[:, :tokens]
         return keys, keys[..., : geometry.value_dim]
     return stored[:, 0, :tokens], stored[:, 1, :tokens]
+
+
+def read_keys(raw: NDArray[np.uint8], geometry: Geometry, tokens: int) -> Float32:
+    """Return the first `tokens` keys of the layer block `raw` (1-D uint8): `[kv_heads, tokens, head_dim]`."""
+    if geometry.dtype in QUANTISED:
+        stored = codecs.decode(raw, geometry.dtype, shape_of(geometry))
+        return stored[:, :tokens] if geometry.latent else stored[:, 0, :tokens]
+    import numpy as np
+
+    row_bytes = geometry.head_dim * FLOAT_BYTES[geometry.dtype]
+    streams = raw.reshape(geometry.kv_heads, -1, geometry.block_tokens * row_bytes)  # V, if apart, is not decoded
+    keys = np.ascontiguousarray(streams[:, 0, : tokens * row_bytes]).reshape(-1)
+    return codecs.decode(keys, geometry.dtype, (geometry.kv_heads, tokens, geometry.head_dim))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from dualpath.attention.bounds import check_fraction
 from dualpath.attention.dispatch import MAX_THREADS
 from dualpath.errors import UsageError
 from dualpath.pool.spec import check_deadline
@@ -48,6 +49,11 @@ class Scheme(enum.StrEnum):
         """Whether nodes attend to blocks that they hold."""
         return self in (Scheme.REDUCE, Scheme.AUTO)
 
+    @property
+    def reads_partly(self) -> bool:
+        """Whether it can read the most relevant far blocks only: those who read know the query first."""
+        return self is Scheme.REDUCE
+
 
 @dataclass(frozen=True)
 class PathConfig:
@@ -63,6 +69,7 @@ class PathConfig:
     | `reduce_rows` | schemes `reduce` and `auto`: steps with more query rows than this fetch instead |
     | `ahead` | whether blocks are read before their layer asks; off shows what prefetch gains |
     | `one_lane` | whether blocks ride the lane of everything else, BULK; on shows what lanes gain |
+    | `read_fraction` | scheme `reduce`: the share of far blocks that a step of one token reads; 1: all, exact |
     | `trace` | file to which the prefetcher's decisions are appended (see `path.trace`); empty: none |
     """
 
@@ -75,11 +82,18 @@ class PathConfig:
     ahead: bool = True
     one_lane: bool = False
     trace: str = ""
+    read_fraction: float = 1.0
 
     def __post_init__(self) -> None:
         """Raise `UsageError` for a value that cannot work."""
         check_deadline(self.deadline_s)
         if min(self.hot_bytes, self.window_bytes, self.reduce_rows) < 0:
             raise UsageError(f"hot_bytes, window_bytes and reduce_rows cannot be negative: {self}")
+        check_fraction(self.read_fraction)
+        if self.read_fraction < 1.0 and not self.scheme.reads_partly:
+            raise UsageError(
+                f"scheme {self.scheme.value} reads all far blocks, not a fraction of {self.read_fraction:g}",
+                hint="partial reads go with scheme reduce, whose nodes see the query before they read",
+            )
         if not 0 <= self.threads <= MAX_THREADS:
             raise UsageError(f"cannot use {self.threads} threads", hint=f"0 (all cores) to {MAX_THREADS}")

@@ -44,12 +44,15 @@ class DualPath:
     `pool` is needed by every scheme but `local`; it stays the caller's to close. `directory` is told where blocks are
     and how far sequences have got; by default it is one of this process's own. Raises `CapacityError` when the hot
     region cannot hold one block of all layers, or the window one layer block.
+
+    `read_fraction` begins as the config's; in a scheme that reads partly it may be set between steps.
     """
 
     def __init__(
         self, layout: KVLayout, config: PathConfig, pool: Pool | None = None, directory: Directory | None = None
     ) -> None:
         self.layout, self.config, self.pool = layout, config, pool
+        self.read_fraction = config.read_fraction
         local = config.scheme is Scheme.LOCAL
         if not local and pool is None:
             raise UsageError(f"scheme {config.scheme.value} needs a pool", hint="pass one from dualpath.connect(…)")

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from dualpath.path.metrics import PathMetrics
     from dualpath.path.plan import Entry, GroupPlan
     from dualpath.path.sequences import SequenceId
-    from dualpath.pool.client import PendingAttend, Pool
+    from dualpath.pool.client import NodePartials, PendingAttend, Pool
 
     Float32 = NDArray[np.float32]
 
@@ -74,12 +74,23 @@ class Reducer:
         self._views: dict[tuple[SequenceId, int, int], _View] = {}
         self._ids = itertools.count(1)
         self._shares: dict[int, list[_Share]] = {}
+        self._read_fraction = 1.0
         self.observed: list[tuple[str, State, int]] = []
         self.answers: dict[int, Answers] = {}
 
-    def begin(self, plans: Sequence[GroupPlan], sequences: Sequence[SequenceId], rows: NDArray[np.int32]) -> None:
-        """A step began: bring each node's views up to date. `rows[s]:rows[s+1]` are the query rows of sequence `s`."""
+    def begin(
+        self,
+        plans: Sequence[GroupPlan],
+        sequences: Sequence[SequenceId],
+        rows: NDArray[np.int32],
+        read_fraction: float = 1.0,
+    ) -> None:
+        """A step began: bring each node's views up to date. `rows[s]:rows[s+1]` are the query rows of sequence `s`.
+
+        `read_fraction`: of each node's blocks of a sequence with one row, the share that it attends to.
+        """
         self._shares = {}
+        self._read_fraction = read_fraction
         self.answers = {}
         for plan in plans:
             shares: dict[int, _Share] = {}
@@ -105,7 +116,9 @@ class Reducer:
         for share in self._shares[plan.index]:
             assert share.rows is not None
             part = q if len(share.rows) == len(q) else np.ascontiguousarray(q[share.rows])
-            message = Attend(layer, q.shape[1], scale, softcap, plan.group.window, debug, share.queries)
+            message = Attend(
+                layer, q.shape[1], scale, softcap, plan.group.window, debug, share.queries, self._read_fraction
+            )
             sent.append((share, message, part, self._send(share, message, part)))
         return Shipment(plan, sent, started, known)
 
@@ -128,7 +141,9 @@ class Reducer:
             for entries, outcome in zip(share.entries, reply.outcomes, strict=True):
                 if outcome is not Outcome.OK:
                     raise lost(entries[0], self._pool.nodes[share.node], outcome, None)
-            self._note(shipment, share, reply.compute_s, asked, beside)
+            self._metrics.near_blocks += sum(len(entries) for entries in share.entries)
+            self._metrics.near_blocks_read += reply.blocks_read
+            self._note(shipment, share, reply, asked, beside)
             partials.append(_spread(reply.out, reply.lse, share.rows, rows))
             if reply.max is not None and reply.exp_sum is not None:
                 acc = reply.out * reply.exp_sum[..., None]
@@ -149,15 +164,15 @@ class Reducer:
         for key in [key for key in self._views if key[0] == sequence]:
             self._release(self._views.pop(key))
 
-    def _note(self, shipment: Shipment, share: _Share, compute_s: float, asked: float, beside_s: float) -> None:
+    def _note(self, shipment: Shipment, share: _Share, reply: NodePartials, asked: float, beside_s: float) -> None:
         """Add up what this answer tells of the node's speed. Not waited for, it only bounds the round trip.
 
         `beside_s` counts as compute outside attention, behind which that much of a round trip is hidden already.
         """
-        now = time.perf_counter()
+        now, compute_s = time.perf_counter(), reply.compute_s
         sent = shipment.started_s + beside_s
         answers = self.answers.setdefault(share.node, Answers())
-        answers.near_bytes += shipment.plan.slots.slot_bytes * sum(len(entries) for entries in share.entries)
+        answers.near_bytes += shipment.plan.slots.slot_bytes * reply.blocks_read
         answers.near_s += compute_s or now - sent
         if now - asked > _WAITED_S:
             answers.trips += 1

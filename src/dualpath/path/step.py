@@ -101,7 +101,8 @@ class Step:
         reserve = max(self._scratch_bytes(plan) for plan in self._plans)
         reduced = [plan for plan in self._plans if self._reduces(plan.group)]
         if path.reducer is not None:
-            path.reducer.begin(reduced, [growth.sequence.id for growth in self._growths], self._row_start)
+            sequences = [growth.sequence.id for growth in self._growths]
+            path.reducer.begin(reduced, sequences, self._row_start, path.read_fraction)
         wrap = path.reducer is None
         if path.auto is not None:
             path.auto.started(reduced, self.rows, max(growth.count for growth in self._growths))

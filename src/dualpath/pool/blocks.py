@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from dualpath.pool.order import UNORDERED, GivenUp
 from dualpath.pool.slab import Slab
-from dualpath.wire.messages import BlockKey, SlotRef
+from dualpath.wire.messages import BlockKey, Geometry, SlotRef
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 @dataclass(eq=False)
 class Block:
-    """One block at this node: its slots in layer order, and all that keeps it."""
+    """One block at this node: its slots in layer order, and all that keeps it.
+
+    `bounds`: those of its keys, by geometry and layer, as far as somebody has asked for them (see `attention.bounds`).
+    """
 
     tenant: str
     key: BlockKey
@@ -26,6 +34,7 @@ class Block:
     pins: set[Owner] = field(default_factory=set)
     prepared_by: Connection | None = None
     prepared_at: int = UNORDERED  # serial of the newest request that wanted it while it is prepared
+    bounds: dict[tuple[Geometry, int], NDArray[np.float32]] = field(default_factory=dict)
 
     @property
     def bytes(self) -> int:

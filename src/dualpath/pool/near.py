@@ -1,7 +1,8 @@
 """Attention near the data: one `Attend` over many views becomes one block table and one call of the kernel.
 
 request    q of all queries                       [rows, query_heads, head_dim]
-table      the slots of every query that is OK    straight out of the arena, nothing is copied
+table      the slots of every query that is OK    straight out of the arena, nothing is copied; of a partial read only
+                                                  the blocks that can matter most to the query, by their keys' bounds
 reply      out and lse of all rows                rows of a query that is not OK are (0, -inf)
 """
 
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from dualpath import attention
 from dualpath.attention import BlockTable
+from dualpath.attention.bounds import check_fraction, choose, count_of
 from dualpath.errors import UsageError
 from dualpath.pool.views import Slice, View
 from dualpath.transport.base import Reply
@@ -46,9 +48,13 @@ def answer(
     ]
     queries = np.frombuffer(payload, np.float32).reshape(rows, request.query_heads, geometry.head_dim)
     queries = queries if queries.flags.aligned else queries.copy()
+    read: int | None = None
+    if request.read_fraction < 1.0:
+        tables = _most_relevant(request, queries, tables, views, buffer)
+        read = sum(len(table.offset) for table in tables if table is not None)
     asked = [(query, table) for query, table in zip(request.queries, tables, strict=True) if table is not None]
     if request.debug or len(asked) < len(tables):
-        return _partly(request, queries, tables, geometry, buffer, threads)
+        return _partly(request, queries, tables, geometry, buffer, threads, read)
     # Whatever can be done before the kernel runs is done before: the blocks push all else out of the cache.
     out = np.empty((rows, request.query_heads, geometry.value_dim), np.float32)
     lse = np.empty((rows, request.query_heads), np.float32)
@@ -67,7 +73,30 @@ def answer(
         window=window,
         threads=threads,
     )
-    return Reply(Partials([Outcome.OK] * len(asked), time.perf_counter() - started), parts)
+    return Reply(Partials([Outcome.OK] * len(asked), time.perf_counter() - started, read), parts)
+
+
+def _most_relevant(
+    request: Attend,
+    queries: NDArray[np.float32],
+    tables: Sequence[Slice | None],
+    views: Mapping[int, View],
+    buffer: NDArray[np.uint8],
+) -> list[Slice | None]:
+    """Return the tables of a partial read. Queries of several rows are prompts, of which rows want different blocks."""
+    chosen: list[Slice | None] = []
+    row = 0
+    for query, table in zip(request.queries, tables, strict=True):
+        q, row = queries[row], row + query.rows
+        blocks = 0 if table is None else len(table.offset)
+        if table is None or query.rows > 1 or count_of(request.read_fraction, blocks) == blocks:
+            chosen.append(table)
+            continue
+        bounds = views[query.view].bounds(request.layer, table, buffer)
+        first = table.position == 0  # what a sequence begins with draws attention whatever it says
+        scaled = q * q.dtype.type(request.scale)
+        chosen.append(table.only(choose(scaled, bounds, table.tokens, request.read_fraction, keep=first)))
+    return chosen
 
 
 def _partly(
@@ -77,6 +106,7 @@ def _partly(
     geometry: Geometry,
     buffer: NDArray[np.uint8],
     threads: int,
+    read: int | None,
 ) -> Reply:
     """Answer a request of which some query needs a block that is not here, or that wants max and exp-sum apart."""
     import numpy as np
@@ -102,7 +132,7 @@ def _partly(
     empty = [0.0, -np.inf, -np.inf, 0.0]
     full = [_spread(array, rows, value) for array, value in zip(arrays, empty, strict=False)]
     outcomes = [Outcome.LOST if table is None else Outcome.OK for table in tables]
-    return Reply(Partials(outcomes, compute_s), [memoryview(array).cast("B") for array in full])
+    return Reply(Partials(outcomes, compute_s, read), [memoryview(array).cast("B") for array in full])
 
 
 def _check(request: Attend, payload: memoryview, views: Mapping[int, View]) -> tuple[Geometry, int]:
@@ -130,6 +160,7 @@ def _check(request: Attend, payload: memoryview, views: Mapping[int, View]) -> t
         raise UsageError(f"{request.query_heads} query heads over {geometry.kv_heads} kv heads")
     if not math.isfinite(request.scale) or not 0.0 <= request.softcap < math.inf:
         raise UsageError(f"no such softmax: scale {request.scale}, softcap {request.softcap}")
+    check_fraction(request.read_fraction)
     if not 0 <= request.window < _LAST_POSITION:
         raise UsageError(f"no such window: {request.window}")
     expected = rows * request.query_heads * geometry.head_dim * 4

@@ -68,6 +68,7 @@ class NodePartials:
 
     `outcomes` per view query; `out` float32 `[rows, query_heads, value_dim]`, `lse` float32 `[rows, query_heads]`; with
     `debug` in the request also `max` and `exp_sum`, like `lse`. `compute_s`: what the node's kernel took; 0: not told.
+    `blocks_read`: how many blocks the node attended to.
     """
 
     outcomes: Sequence[Outcome]
@@ -76,6 +77,7 @@ class NodePartials:
     max: NDArray[np.float32] | None = None
     exp_sum: NDArray[np.float32] | None = None
     compute_s: float = 0.0
+    blocks_read: int = 0
 
 
 @dataclass(slots=True)
@@ -314,4 +316,5 @@ def _partials(request: Attend, reply: Partials, payload: memoryview, node: str) 
     out = np.ndarray((*shape, values // scalars), np.float32, payload)
     rest = [np.ndarray(shape, np.float32, payload, 4 * (values + n * scalars)) for n in range(extra)]
     largest, exp_sum = rest[1:] if request.debug else (None, None)
-    return NodePartials(reply.outcomes, out, rest[0], largest, exp_sum, reply.compute_s)
+    read = sum(query.blocks for query in request.queries) if reply.blocks_read is None else reply.blocks_read
+    return NodePartials(reply.outcomes, out, rest[0], largest, exp_sum, reply.compute_s, read)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dualpath.attention import BlockTable
+from dualpath.attention.bounds import key_bounds
 from dualpath.errors import UsageError
 from dualpath.kv import DTYPE_BYTES, Parts
 from dualpath.pool.blocks import Block
@@ -50,7 +51,13 @@ class Slice:
     offset: NDArray[np.int64]
     tokens: NDArray[np.int32]
     position: NDArray[np.int64]
+    start: int = 0
+    """Which block of the view is the first of these."""
     _alone: BlockTable | None = None
+
+    def only(self, chosen: NDArray[np.int64]) -> Slice:
+        """Return some of these blocks: their indices in here, ascending."""
+        return Slice(self.offset[chosen], self.tokens[chosen], self.position[chosen])
 
     def alone(self, rows: int, buffer: NDArray[np.uint8]) -> BlockTable:
         """Return these blocks of `buffer` as the page table of `rows` query rows, and of nobody else's.
@@ -69,6 +76,28 @@ class Slice:
         return self._alone
 
 
+class Bounds:
+    """The bounds of a view's blocks in one layer, side by side as a product wants them."""
+
+    def __init__(self, geometry: Geometry) -> None:
+        import numpy as np
+
+        self.count = 0
+        self.array: NDArray[np.float32] = np.zeros((geometry.kv_heads, 0, 2 * geometry.head_dim), np.float32)
+
+    def append(self, one: NDArray[np.float32] | None) -> None:
+        """Add the bounds of the next block, `[kv_heads, 2 * head_dim]`; those of a hole are never looked at."""
+        if self.count == self.array.shape[1]:
+            import numpy as np
+
+            room = np.zeros((len(self.array), max(_FIRST_ROOM, 2 * self.count), self.array.shape[2]), np.float32)
+            room[:, : self.count] = self.array
+            self.array = room
+        if one is not None:
+            self.array[:, self.count] = one
+        self.count += 1
+
+
 class View:
     """One sequence's block table. Its blocks are held by whoever made it (`held` lists them)."""
 
@@ -77,6 +106,8 @@ class View:
         self.geometry = geometry
         self.slot_bytes = slot_bytes(geometry)
         self.held: list[Block] = []
+        self._blocks: list[Block | None] = []
+        self._bounds: dict[int, Bounds] = {}  # by layer
         self.count = 0
         self.layers = 0
         self._first_hole: int | None = None
@@ -117,6 +148,7 @@ class View:
         self._slices = {}
         outcomes = []
         for item, block in zip(wanted, found, strict=True):
+            self._blocks.append(block)
             if block is not None:
                 self._offsets[:, self.count] = [slot * self.slot_bytes for slot in block.slots]
                 self.held.append(block)
@@ -155,9 +187,35 @@ class View:
             found = self._slices[layer] = self._slice(layer, start, blocks)
         return found
 
+    def bounds(self, layer: int, part: Slice, buffer: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """Return the bounds of the keys of `part`, a `table` of this layer: float32 `[kv_heads, blocks, 2 * head_dim]`.
+
+        `buffer` is the arena of the slots. What was never asked for before is computed now, which reads those keys.
+        """
+        found = self._bounds.get(layer)
+        if found is None:
+            found = self._bounds[layer] = Bounds(self.geometry)
+        stop = part.start + len(part.offset)
+        for index in range(found.count, stop):
+            found.append(self._block_bounds(layer, index, buffer))
+        return found.array[:, part.start : stop]
+
+    def _block_bounds(self, layer: int, index: int, buffer: NDArray[np.uint8]) -> NDArray[np.float32] | None:
+        block = self._blocks[index]
+        if block is None:
+            return None
+        known = block.bounds.get((self.geometry, layer))
+        if known is None:
+            offset = int(self._offsets[layer, index])
+            # of all its tokens, since another view may mean more of them than this one
+            tokens = min(block.tokens, self.geometry.block_tokens)
+            known = key_bounds(buffer[offset : offset + self.slot_bytes], self.geometry, tokens)
+            block.bounds[self.geometry, layer] = known
+        return known
+
     def _slice(self, layer: int, start: int, stop: int) -> Slice:
         if self.layers:
-            return Slice(self._offsets[layer, start:stop], self._tokens[start:stop], self._position[start:stop])
+            return Slice(self._offsets[layer, start:stop], self._tokens[start:stop], self._position[start:stop], start)
         import numpy as np  # nothing but holes so far, and none of them is asked for
 
         return Slice(np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int64))

@@ -248,6 +248,9 @@ class Attend(Message, frozen=True):
 
     `layer` indexes the layers of the views' group. Payload: q, float32 `[rows, query_heads, head_dim]`, rows of all
     `queries` one after another. Reply `Partials`.
+
+    `read_fraction` below 1: a query of one row attends only to that share of its blocks (rounded up), the ones that the
+    node finds most relevant to it and the one at position 0. A node that does not know the field reads all.
     """
 
     layer: int
@@ -257,6 +260,7 @@ class Attend(Message, frozen=True):
     window: int
     debug: bool
     queries: list[ViewQuery]
+    read_fraction: float = 1.0
 
 
 class Partials(Message, frozen=True):
@@ -264,10 +268,12 @@ class Partials(Message, frozen=True):
     `[rows, query_heads]`; with `debug` in the request two more arrays like lse follow: max, and exp-sum.
 
     Rows of a query that is not `OK` are `(0, -inf)`. `compute_s`: seconds that the node's kernel took; 0: not told.
+    `blocks_read`: blocks attended to, over all queries that are `OK`; `None`: all that were asked for.
     """
 
     outcomes: list[Outcome]
     compute_s: float = 0.0
+    blocks_read: int | None = None
 
 
 class Map(Message, frozen=True):
