@@ -27,6 +27,8 @@ class Counters:
     attend_s: float = 0.0
     wasted_bytes: int = 0
     peak_local_kv_bytes: int = 0
+    far_blocks: int = 0
+    far_blocks_read: int = 0
 
 
 class Decoder(Protocol):
@@ -129,7 +131,15 @@ class PathDecoder:
         if self._pool is not None:
             each = [node.counters for node in self._pool.nodes]
             wire = sum(one.tx_bytes + one.rx_bytes for one in each)
-        return Counters(wire, found.stall_s, found.attend_s, found.wasted_bytes, found.peak_local_bytes)
+        return Counters(
+            wire,
+            found.stall_s,
+            found.attend_s,
+            found.wasted_bytes,
+            found.peak_local_bytes,
+            found.near_blocks,
+            found.near_blocks_read,
+        )
 
     def choice(self) -> dict[str, Any] | None:
         """Return the choice of scheme `auto` as of the last step."""

@@ -37,9 +37,16 @@ COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("peak_local_kv_bytes", "peak local KV", "most KV held here at once: hot region and window"),
 )
 """Field of a row, its heading, and what it means: for the table, the page and the guide alike."""
+FAR_READ = ("far_read", "far read", "of the far layer blocks, how many nodes read")
+"""The column that partial reads add."""
 
 _WORDS = {("threads", 0): "all cores", ("interleave", 0): "one after another"}
 _BYTES = ("wire_bytes_per_token", "wasted_bytes", "peak_local_kv_bytes")
+
+
+def columns(result: dict[str, Any]) -> tuple[tuple[str, str, str], ...]:
+    """Return the columns of a result's table."""
+    return (*COLUMNS, FAR_READ) if _partial(result) else COLUMNS
 
 
 def render(result: dict[str, Any]) -> str:
@@ -53,7 +60,7 @@ def render(result: dict[str, Any]) -> str:
         f"<p class=soft>{escape(_subtitle(result))}</p>",
         _verdict(result),
         "<h2>Results</h2>",
-        _table(rows, colours),
+        _table(rows, columns(result), colours),
         "<h2>Time per output token over the run</h2>",
         _tpot_lines(rows, colours),
         "<h2>Time per output token, P50 and P99</h2>",
@@ -74,6 +81,8 @@ def cell(field: str, value: Any) -> str:
         return "yes" if value else "NO"
     if field in _BYTES:
         return format_bytes(value)
+    if field == FAR_READ[0]:
+        return f"{value:.0%}"
     if field == "max_logit_error":
         return f"{value:.1e}" if value else "0"
     if isinstance(value, float):
@@ -96,10 +105,10 @@ def verdict(result: dict[str, Any]) -> str:
     differing = [row["scheme"] for row in result["schemes"] if not row["identical"]]
     if kv != "same" and not result["ok"]:
         return f"Schemes that fold the same {kv} KV in the same order gave different tokens"
-    if differing and kv != "same":
+    if differing and _changing(result) and result["ok"]:
         error = max(row["max_logit_error"] for row in result["schemes"])
         return (
-            f"Keeping KV in {kv} changed tokens against {reference} in {', '.join(differing)} "
+            f"{_changing(result)} changed tokens against {reference} in {', '.join(differing)} "
             f"(logit error while they agreed: at most {error:.2g})"
         )
     if differing:
@@ -107,28 +116,39 @@ def verdict(result: dict[str, Any]) -> str:
     return f"Same tokens as {reference} in every scheme"
 
 
-def _quantised(result: dict[str, Any]) -> bool:
-    return bool(result["settings"].get("kv_dtype", "same") != "same")
+def _changing(result: dict[str, Any]) -> str:
+    """Return what was asked for that may change tokens; empty: nothing."""
+    kv, parts = result["settings"].get("kv_dtype", "same"), []
+    if kv != "same":
+        parts.append(f"keeping KV in {kv}")
+    if _partial(result):
+        parts.append(f"reading {result['settings']['read_fraction']:.0%} of far blocks")
+    text = " and ".join(parts)
+    return text[:1].upper() + text[1:]
+
+
+def _partial(result: dict[str, Any]) -> bool:
+    return bool(result["settings"].get("read_fraction", 1.0) < 1.0)
 
 
 def _verdict(result: dict[str, Any]) -> str:
-    fine = all(row["identical"] for row in result["schemes"]) or (_quantised(result) and result["ok"])
+    fine = all(row["identical"] for row in result["schemes"]) or bool(_changing(result) and result["ok"])
     return f'<p class="verdict{"" if fine else " bad"}">{escape(verdict(result))}</p>'
 
 
-def _table(rows: list[dict[str, Any]], colours: dict[str, str]) -> str:
-    head = "".join(f'<th title="{escape(meaning)}">{escape(name)}</th>' for _, name, meaning in COLUMNS)
+def _table(rows: list[dict[str, Any]], shown: tuple[tuple[str, str, str], ...], colours: dict[str, str]) -> str:
+    head = "".join(f'<th title="{escape(meaning)}">{escape(name)}</th>' for _, name, meaning in shown)
     body = []
     for row in rows:
         cells = []
-        for field, _, _ in COLUMNS:
+        for field, _, _ in shown:
             text = escape(cell(field, row.get(field)))
             if field == "scheme":
                 text = swatch(colours[row["scheme"]]) + text
             flag = " class=bad" if field == "identical" and not row["identical"] else ""
             cells.append(f"<td{flag}>{text}</td>")
         body.append(f"<tr>{''.join(cells)}</tr>")
-    meanings = "".join(f"<dt>{escape(name)}</dt><dd>{escape(meaning)}</dd>" for _, name, meaning in COLUMNS)
+    meanings = "".join(f"<dt>{escape(name)}</dt><dd>{escape(meaning)}</dd>" for _, name, meaning in shown)
     return (
         f"<div class=scroll><table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
         f"<details><summary class=soft>What the columns mean</summary><dl>{meanings}</dl></details>"

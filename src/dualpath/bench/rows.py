@@ -23,7 +23,8 @@ class Measured:
     """What was measured of one scheme. Counters (`wire_bytes`, ...) cover the decode steps only.
 
     `step_s` has one entry per decode step. `ttft_s` is `None` where there was no prefill. `choice`: what scheme `auto`
-    chose last and by which speeds.
+    chose last and by which speeds. `far_blocks`: layer blocks that nodes were to attend to, `far_blocks_read`: of
+    those, read, where a share of `read_fraction` was asked for.
     """
 
     scheme: str
@@ -38,6 +39,9 @@ class Measured:
     wasted_bytes: int = 0
     peak_local_kv_bytes: int = 0
     choice: dict[str, Any] | None = None
+    read_fraction: float = 1.0
+    far_blocks: int = 0
+    far_blocks_read: int = 0
 
 
 @dataclass
@@ -119,6 +123,10 @@ def row(measured: Measured, comparison: Comparison | None) -> dict[str, Any]:
         "attend_ms_per_token": measured.attend_s * 1e3 * per_step,
         "wasted_bytes": measured.wasted_bytes,
         "peak_local_kv_bytes": measured.peak_local_kv_bytes,
+        "read_fraction": measured.read_fraction,
+        "far_read": measured.far_blocks_read / measured.far_blocks if measured.far_blocks else None,
+        "far_blocks_per_token": measured.far_blocks * per_step,
+        "far_blocks_read_per_token": measured.far_blocks_read * per_step,
         "tpot_ms": [round(step_s * 1e3, 3) for step_s in measured.step_s],
         "tokens": measured.tokens,
         **choice,

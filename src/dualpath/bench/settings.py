@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from dualpath.attention.bounds import check_fraction
 from dualpath.errors import CapacityError, UsageError
 from dualpath.kv import KVLayout
 from dualpath.kv.layout import kv_dtype_called
@@ -23,6 +24,8 @@ ONE_RAIL = ("baseline", "single")
 """Schemes that use one NIC, as what they stand for does."""
 FOLD_ALIKE = (LOCAL, "baseline", "single", "fetch", "sharded", MAPPED)
 """Schemes that fold the same blocks in the same order: bitwise equal, also over quantised KV."""
+READ_PARTLY = ("reduce",)
+"""Schemes that a fraction to read is for; `HF` and `LOCAL`, all exact, may stand beside them."""
 FILLS = ("prompt", "random")
 
 
@@ -34,6 +37,7 @@ class ExperimentConfig:
     |---|---|
     | `model`, `dtype` | see `engine.load.load_model` |
     | `kv_dtype` | what sealed blocks are kept in: one of `kv.layout.KV_DTYPES` |
+    | `read_fraction` | share of far blocks that a decode step reads in the schemes `READ_PARTLY`; 1: all |
     | `schemes` | rows, run in the order of `SCHEMES`; empty: all that apply, but `ON_REQUEST` |
     | `prompt_file`, `offset` | the document, and its first token; `None`: a text that comes with Python |
     | `context` | tokens of the prompt, or of random KV |
@@ -53,6 +57,7 @@ class ExperimentConfig:
     model: str = "smollm2-135m"
     dtype: str = "float32"
     kv_dtype: str = "same"
+    read_fraction: float = 1.0
     schemes: tuple[str, ...] = ()
     prompt_file: Path | None = None
     offset: int = 0
@@ -94,6 +99,7 @@ class ExperimentConfig:
         unknown = [scheme for scheme in chosen if scheme not in SCHEMES]
         if unknown:
             raise UsageError(f"unknown scheme {unknown[0]!r}", hint=f"one or more of {','.join(SCHEMES)}")
+        self._check_partial(chosen)
         if self.random and HF in chosen:
             raise UsageError("scheme hf cannot start from random KV", hint="compare with local instead")
         if MAPPED in chosen and not self._applies(MAPPED):
@@ -107,7 +113,27 @@ class ExperimentConfig:
         """Return the schemes to run: the rows, with the reference before them."""
         return (self.reference, *(scheme for scheme in self.rows() if scheme != self.reference))
 
+    @property
+    def partial(self) -> bool:
+        """Return whether only a part of far blocks is to be read."""
+        return self.read_fraction < 1.0
+
+    def fraction_of(self, scheme: str) -> float:
+        """Return the share of far blocks that a decode step of this scheme reads."""
+        return self.read_fraction if scheme in READ_PARTLY else 1.0
+
+    def _check_partial(self, chosen: tuple[str, ...]) -> None:
+        """Raise `UsageError` for schemes that would read everything where a part was asked for."""
+        others = [scheme for scheme in chosen if scheme not in (HF, LOCAL, *READ_PARTLY)]
+        hint = f"it goes with scheme {', '.join(READ_PARTLY)}; {HF} and {LOCAL} may stand beside"
+        if self.partial and others:
+            raise UsageError(f"scheme {others[0]} has no use for --read-fraction {self.read_fraction:g}", hint=hint)
+        if self.partial and not set(chosen) & set(READ_PARTLY):
+            raise UsageError(f"no scheme here has a use for --read-fraction {self.read_fraction:g}", hint=hint)
+
     def _applies(self, scheme: str) -> bool:
+        if self.partial and scheme not in (HF, LOCAL, *READ_PARTLY):
+            return False
         if scheme == HF:
             return not self.random
         return scheme != MAPPED or not self.pool or self.on_mapped_pool
@@ -115,6 +141,7 @@ class ExperimentConfig:
     def check(self) -> None:
         """Raise `UsageError` for values that cannot work, before anything slow begins."""
         kv_dtype_called(self.kv_dtype)
+        check_fraction(self.read_fraction)
         if self.fill not in FILLS:
             raise UsageError(f"unknown fill {self.fill!r}", hint=f"one of {', '.join(FILLS)}")
         if min(self.hot_bytes, self.window_bytes) < 1 or self.nodes < 1:

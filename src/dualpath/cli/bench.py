@@ -16,6 +16,12 @@ COMMANDS = (
         "attention", __name__, "attention_command", "The attention kernel against the memory's read bandwidth."
     ),
     CommandEntry("transport", __name__, "transport_command", "Each transport against a plain stream or memcpy."),
+    CommandEntry(
+        "accuracy",
+        "dualpath.cli.bench_accuracy",
+        "accuracy_command",
+        "What quantised KV and partial reads cost in output.",
+    ),
     CommandEntry("foreign", "dualpath.cli.bench_foreign", "foreign_command", "Bursts of foreign traffic on a NIC."),
     CommandEntry("overlap", "dualpath.cli.bench_overlap", "overlap_command", "Whether fetching hides behind compute."),
     CommandEntry("auto", "dualpath.cli.bench_auto", "auto_command", "Scheme auto against the best fixed scheme."),

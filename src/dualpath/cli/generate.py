@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dualpath.cli.key import shared_key
-from dualpath.cli.options import Deadline, Dtype, Explain, Hot, KVDtype, Threads, Window
+from dualpath.cli.options import Deadline, Dtype, Explain, Hot, KVDtype, ReadFraction, Threads, Window
 from dualpath.cli.output import ByteSize, emit, progress, say
 from dualpath.cli.run import require_auto
 from dualpath.errors import UsageError
@@ -37,6 +37,7 @@ def generate_command(
     ] = "",
     dtype: Dtype = "float32",
     kv_dtype: KVDtype = "same",
+    read_fraction: ReadFraction = 1.0,
     threads: Threads = 0,
     deadline: Deadline = 10.0,
     explain: Explain = False,
@@ -63,7 +64,12 @@ def generate_command(
 
     kept = kv_dtype_called(kv_dtype)
     settings = PathConfig(
-        scheme=chosen, hot_bytes=int(hot), window_bytes=int(window), threads=threads, deadline_s=deadline
+        scheme=chosen,
+        hot_bytes=int(hot),
+        window_bytes=int(window),
+        threads=threads,
+        deadline_s=deadline,
+        read_fraction=read_fraction,
     )
     with progress(f"loading {model}") as bar:
         loaded = load_model(model, dtype=dtype, progress=bar.note)
@@ -158,6 +164,9 @@ def _generate(
         "received_bytes": received,
         "stall_s": metrics.stall_s,
         "peak_local_kv_bytes": metrics.peak_local_bytes,
+        "read_fraction": settings.read_fraction,
+        "far_blocks": metrics.near_blocks,
+        "far_blocks_read": metrics.near_blocks_read,
         **choice,
     }
 
@@ -211,8 +220,11 @@ def print_statistics(found: dict[str, Any]) -> None:
     """Print one line on stderr: the text is on stdout already."""
     rate = "" if found["tokens_per_s"] is None else f", {found['tokens_per_s']:.1f} tokens/s"
     wire = found["sent_bytes"] + found["received_bytes"]
+    partly = ""
+    if found["read_fraction"] < 1.0 and found["far_blocks"]:
+        partly = f", {found['far_blocks_read'] / found['far_blocks']:.0%} of far blocks read"
     say(
         f"{found['scheme']}: {found['prompt_tokens']} tokens read in {found['ttft_s']:.2f} s, "
         f"{len(found['tokens'])} written{rate}; {format_bytes(wire)} on the wire, "
-        f"at most {format_bytes(found['peak_local_kv_bytes'])} of KV local"
+        f"at most {format_bytes(found['peak_local_kv_bytes'])} of KV local{partly}"
     )

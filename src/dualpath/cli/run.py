@@ -55,6 +55,7 @@ def run_command(
         dualpath run --scheme local,reduce --dtype bfloat16 --json
         dualpath run --scheme sharded,reduce,auto --explain
         dualpath run --kv-dtype int8 --scheme hf,local,sharded
+        dualpath run --read-fraction 0.25 --block-tokens 64
         dualpath run --fill random --context 131072 --samples 1000 --interleave 10 --dtype bfloat16
         dualpath run --concurrency 4 --context 8000 --hot 1GiB --variant baseline,single,dual
         dualpath run --concurrency 4 --context 8000 --hot 1GiB --variant dual --prefill-every 5 --prefill-tokens 512
@@ -127,6 +128,7 @@ def _run_one(one: SchemeOptions, shared: dict[str, Any], as_json: bool) -> None:
     config = ExperimentConfig(
         **shared,
         schemes=schemes,
+        read_fraction=one.read_fraction,
         prompt_file=one.prompt_file,
         offset=one.offset,
         fill=one.fill,
@@ -177,13 +179,14 @@ def yield_idle_cores() -> None:
 
 def print_result(result: dict[str, Any]) -> None:
     """Print the table and what its columns mean, for people."""
-    from dualpath.bench.report import COLUMNS, cell, verdict
+    from dualpath.bench.report import cell, columns, verdict
 
     console = stdout_console()
     if not sys.stdout.isatty():
         console.width = 200
-    names = [name for _, name, _ in COLUMNS]
-    rows = [[cell(field, row.get(field)) for field, _, _ in COLUMNS] for row in result["schemes"]]
+    shown = columns(result)
+    names = [name for _, name, _ in shown]
+    rows = [[cell(field, row.get(field)) for field, _, _ in shown] for row in result["schemes"]]
     console.print(_heading(result), soft_wrap=True)
     grid = _grid(names, rows)
     if (
@@ -192,7 +195,7 @@ def print_result(result: dict[str, Any]) -> None:
         grid = _grid([names[0], *(row[0] for row in rows)], _turned(names, rows))
     console.print(grid)
     console.print(verdict(result), style="bold", soft_wrap=True)
-    for _, name, meaning in COLUMNS:
+    for _, name, meaning in shown:
         console.print(f"  {name:<15}{meaning}", style="dim", markup=False)
 
 
@@ -207,10 +210,12 @@ def _heading(result: dict[str, Any]) -> str:
     model, prompt, settings = result["model"], result["prompt"], result["settings"]
     kept = settings.get("kv_dtype", "same")
     kv = f"{format_bytes(result['expected']['kv_bytes'])} of KV{'' if kept == 'same' else f' kept in {kept}'}"
+    fraction = settings.get("read_fraction", 1.0)
+    partly = f"; a step reads {fraction:.0%} of far blocks in scheme reduce" if fraction < 1.0 else ""
     return (
         f"{model['name']} ({model['dtype']}), {prompt['tokens']:,} tokens of {prompt['source']}: {kv} in blocks of "
         f"{settings['block_tokens']} tokens; {format_bytes(settings['hot_bytes'])} local, the rest on "
-        f"{settings['nodes']} nodes"
+        f"{settings['nodes']} nodes{partly}"
     )
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 
 import typer
 
-from dualpath.cli.options import Deadline, Dtype, Explain, Hot, KVDtype, Nodes, Report, Threads, Window
+from dualpath.cli.options import Deadline, Dtype, Explain, Hot, KVDtype, Nodes, ReadFraction, Report, Threads, Window
 from dualpath.cli.output import ByteSize
 from dualpath.errors import UsageError
 from dualpath.transport.rails import MAX_RAILS
@@ -61,6 +61,7 @@ class SchemeOptions:
     scheme: Annotated[
         str, typer.Option(help="Any of hf,local,baseline,fetch,sharded,reduce,mapped; default: all. Also single, auto.")
     ] = ""
+    read_fraction: ReadFraction = 1.0
     prompt_file: Annotated[Path | None, typer.Option(help="Document to decode from; default: Python's own.")] = None
     offset: Annotated[int, typer.Option(help="First token of the document to use.", min=0)] = 0
     fill: Annotated[str, typer.Option(help="prompt, or random: seeded random KV, no prefill, I/O only.")] = "prompt"

@@ -157,7 +157,8 @@ class DualPathCache(_NotingCache):
 
     `hot` and `window` are sizes like `"64MiB"`; `scheme` as in `Scheme`; `pool` may be `None` for scheme `local`;
     `block_tokens` 0 takes the largest power of two, from 16 to 256, of which a block fits the hot region; `kv_dtype`
-    `"int8"` or `"fp8"` keeps sealed blocks in one byte an element, which changes the output a little. Works with
+    `"int8"` or `"fp8"` keeps sealed blocks in one byte an element, which changes the output a little, and so does a
+    `read_fraction` below 1 (scheme `reduce` only): steps of one token then read that share of far blocks. Works with
     greedy, sampling, beam and assisted generation, left-padded batches, several turns on one cache, and
     `prefill_chunk_size` (a one-shot prompt needs scratch of one layer's KV in the window). Sets the model's attention
     implementation; `close()` (or leaving the context) restores it and gives the pool's blocks back. Raises
@@ -177,12 +178,15 @@ class DualPathCache(_NotingCache):
         scheme: str | Scheme | None = None,
         block_tokens: int = 0,
         kv_dtype: str = "same",
+        read_fraction: float = 1.0,
         threads: int = 0,
         deadline_s: float = 10.0,
     ) -> None:
         config = model.config.get_text_config(decoder=True)
         chosen = Scheme.of(scheme) if scheme is not None else (Scheme.LOCAL if pool is None else Scheme.SHARDED)
-        settings = PathConfig(chosen, parse_bytes(hot), parse_bytes(window), threads, deadline_s)
+        settings = PathConfig(
+            chosen, parse_bytes(hot), parse_bytes(window), threads, deadline_s, read_fraction=read_fraction
+        )
         dtype = _dtype_of(model)
         name = fingerprint(model, config, dtype)
         layout = layout_that_fits(
