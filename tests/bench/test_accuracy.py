@@ -7,6 +7,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -232,14 +233,17 @@ def test_a_run_counts_what_was_read(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*words, "--block-tokens", "16", "--read-fraction", "0.25", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["settings"]["read_fraction"] == 0.25
-    hf, local, reduced = result["schemes"]
-    assert [row["scheme"] for row in result["schemes"]] == ["hf", "local", "reduce"]
+    hf, local, fetched, sharded, reduced = result["schemes"]
+    assert [row["scheme"] for row in result["schemes"]] == ["hf", "local", "fetch", "sharded", "reduce"]
     assert hf["identical"]
     assert local["identical"]
     assert (hf["read_fraction"], local["read_fraction"], reduced["read_fraction"]) == (1.0, 1.0, 0.25)
     assert (hf["far_read"], local["far_read"]) == (None, None)
     assert reduced["max_logit_error"] > local["max_logit_error"]
-    assert 0.25 <= reduced["far_read"] <= 0.33
+    for row in (fetched, sharded, reduced):
+        assert 0.25 <= row["far_read"] <= 0.33
+    assert sharded["max_logit_error"] == pytest.approx(reduced["max_logit_error"], abs=1e-3)  # the same choice
+    assert 0 < fetched["wire_bytes_per_token"] < 0.5 * result["expected"]["fetch_wire_bytes_per_token"]
     assert reduced["far_blocks_read_per_token"] == pytest.approx(reduced["far_read"] * reduced["far_blocks_per_token"])
     assert FAR_READ in columns(result)
     result["settings"]["read_fraction"] = 1.0
@@ -251,7 +255,7 @@ def test_the_table_of_a_partial_run_says_so(capsys: pytest.CaptureFixture[str]) 
     words = ["run", "--model", SHAPE, "--context", "400", "--new-tokens", "3", "--hot", "32KiB", "--window", "256KiB"]
     assert main([*words, "--block-tokens", "16", "--read-fraction", "0.5"]) == 0
     out = capsys.readouterr().out
-    assert "a step reads 50% of far blocks in scheme reduce" in out
+    assert "a step reads 50% of far blocks" in out
     assert "far read" in out
 
 
@@ -267,7 +271,7 @@ def test_changed_tokens_are_no_failure() -> None:
     assert verdict(result).startswith("Keeping KV in int8 and reading 50% of far blocks changed tokens against hf")
 
 
-@pytest.mark.parametrize("schemes", [("sharded",), ("auto", "reduce"), ("local",), ("hf", "mapped", "reduce")])
+@pytest.mark.parametrize("schemes", [("single",), ("auto", "reduce"), ("local",), ("hf", "mapped", "reduce")])
 def test_schemes_that_read_everything_refuse_a_fraction(schemes: tuple[str, ...]) -> None:
     with pytest.raises(UsageError, match=r"use for --read-fraction 0\.5"):
         ExperimentConfig(schemes=schemes, read_fraction=0.5).check()
@@ -275,10 +279,12 @@ def test_schemes_that_read_everything_refuse_a_fraction(schemes: tuple[str, ...]
 
 
 def test_without_names_those_that_apply_are_run() -> None:
-    assert ExperimentConfig(read_fraction=0.5).rows() == ("hf", "local", "reduce")
-    assert ExperimentConfig(read_fraction=0.5, fill="random").rows() == ("local", "reduce")
+    assert ExperimentConfig(read_fraction=0.5).rows() == ("hf", "local", "fetch", "sharded", "reduce")
+    assert ExperimentConfig(read_fraction=0.5, fill="random").rows()[0] == "local"
     with pytest.raises(UsageError, match="fraction"):
         ExperimentConfig(read_fraction=0.0).check()
+    with pytest.raises(UsageError, match="traced"):
+        ExperimentConfig(read_fraction=0.5, trace_prefetch=Path("trace.jsonl")).check()
 
 
 def test_a_load_has_no_use_for_it(capsys: pytest.CaptureFixture[str]) -> None:

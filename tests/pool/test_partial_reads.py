@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -13,11 +14,13 @@ import pytest
 from dualpath.attention import BlockTable, State, attend, finish
 from dualpath.attention.bounds import choose, key_bounds
 from dualpath.attention.storage import shape_of
-from dualpath.errors import UsageError
+from dualpath.errors import ProtocolError, UsageError
 from dualpath.kv import codecs
 from dualpath.pool import views
+from dualpath.pool.node import PendingRank
 from dualpath.pool.service import PoolService
 from dualpath.testing.node import DirectConnection, block_key
+from dualpath.wire.failures import UnknownViewError
 from dualpath.wire.frames import decode_message
 from dualpath.wire.messages import (
     Attend,
@@ -25,8 +28,11 @@ from dualpath.wire.messages import (
     DropView,
     ExtendView,
     Geometry,
+    Message,
     Outcome,
     Partials,
+    Rank,
+    Ranked,
     ViewBlock,
     ViewQuery,
 )
@@ -269,3 +275,90 @@ def test_fields_that_an_older_peer_does_not_send() -> None:
     assert newer == partials
     for message in (attend, partials, msgspec.structs.replace(attend, read_fraction=0.25)):
         assert decode_message(msgspec.msgpack.encode(message)) == message
+
+
+# --- for whoever reads blocks over the network ---------------------------------------------------------------------
+
+
+def rank(wire, kept, fraction, *, blocks=None, layer=1, rows=1):
+    """Ask which of the first `blocks` blocks of each to read; return the reply and q by sequence."""
+    q = np.random.default_rng(4).standard_normal((rows * len(kept), HEADS, kept[0].geometry.head_dim), np.float32) * 2
+    queries = [ViewQuery(one.view, len(one.blocks) if blocks is None else blocks, rows, one.end) for one in kept]
+    return wire.call(Rank(layer, HEADS, SCALE, fraction, queries), q.tobytes())[0], q
+
+
+@pytest.mark.parametrize("geometry", [GQA, MLA], ids=["gqa", "mla"])
+def test_ranking_names_what_attention_would_read(wire: DirectConnection, geometry: Geometry) -> None:
+    kept = [Kept(wire, 1, geometry, range(9), last=5), Kept(wire, 2, geometry, range(20, 23))]
+    for one in kept:
+        one.extend(wire)
+    for layer in range(LAYERS):
+        for blocks in (None, 2):
+            reply, q = rank(wire, kept, 0.3, layer=layer, blocks=blocks)
+            assert reply.outcomes == [OK, OK]
+            assert reply.chosen == [
+                one.chosen(row, layer, 0.3, blocks or len(one.blocks)) for one, row in zip(kept, q, strict=True)
+            ]
+    assert rank(wire, kept, 1.0)[0].chosen == [list(range(9)), list(range(3))]
+
+
+def test_of_a_view_with_a_hole_nothing_is_chosen(wire: DirectConnection) -> None:
+    kept = [Kept(wire, 1, GQA, range(8)), Kept(wire, 2, GQA, range(20, 28))]
+    wire.call(Drop([kept[0].blocks[3].key]))
+    for one in kept:
+        one.extend(wire)
+    reply, q = rank(wire, kept, 0.25)
+    assert reply.outcomes == [LOST, OK]
+    assert reply.chosen == [[], kept[1].chosen(q[1], 1, 0.25, 8)]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"fraction": 0.0}, "fraction"),
+        ({"fraction": float("nan")}, "fraction"),
+        ({"fraction": 0.5, "layer": 2}, "layer 2"),
+        ({"fraction": 0.5, "rows": 2}, "one row"),
+    ],
+)
+def test_a_malformed_ranking_is_refused(wire: DirectConnection, options: dict[str, Any], says: str) -> None:
+    one = Kept(wire, 1, GQA, range(3))
+    one.extend(wire)
+    with pytest.raises(UsageError, match=says):
+        rank(wire, [one], **options)
+    with pytest.raises(UsageError, match="without queries"):
+        wire.call(Rank(0, HEADS, SCALE, 0.5, []))
+    with pytest.raises(UsageError, match="bytes"):
+        wire.call(Rank(0, HEADS, SCALE, 0.5, [ViewQuery(1, 3, 1, 24)]), bytes(8))
+    with pytest.raises(UnknownViewError):
+        wire.call(Rank(0, HEADS, SCALE, 0.5, [ViewQuery(1, 4, 1, 24)]), bytes(4 * HEADS * 16))
+
+
+class Answering:
+    """A call that is answered at once."""
+
+    def __init__(self, reply: Message) -> None:
+        self._reply = reply
+
+    def result(self, timeout_s: float | None = None) -> tuple[Message, memoryview]:
+        return self._reply, memoryview(b"")
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        Ranked([OK], []),
+        Ranked([], [[0]]),
+        Ranked([OK], [[3]]),
+        Ranked([OK], [[-1]]),
+        Ranked([OK], [[1, 1]]),
+        Ranked([OK], [[2, 0]]),
+        Partials([OK]),
+    ],
+)
+def test_a_node_that_ranks_nonsense_is_found_out(reply: Message) -> None:
+    request = Rank(0, HEADS, SCALE, 0.5, [ViewQuery(1, 3, 1, 24)])
+    with pytest.raises(ProtocolError):
+        PendingRank("node", request, Answering(reply)).result()  # type: ignore[arg-type]
+    good = Ranked([OK], [[0, 2]])
+    assert PendingRank("node", request, Answering(good)).result() is good  # type: ignore[arg-type]

@@ -148,8 +148,8 @@ class _Measuring:
             for token in task.fed:
                 found.logits.append(self._engine.decode(sequence, token).numpy().copy())
                 bar.advance()
-            found.blocks += self._path.metrics.near_blocks - metrics.near_blocks
-            found.blocks_read += self._path.metrics.near_blocks_read - metrics.near_blocks_read
+            found.blocks += self._path.metrics.far_blocks - metrics.far_blocks
+            found.blocks_read += self._path.metrics.far_blocks_read - metrics.far_blocks_read
             found.wire_bytes += self._wire_bytes() - wire
 
     def needle(self, needle: Needle, bar: Bar) -> None:

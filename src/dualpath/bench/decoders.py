@@ -137,8 +137,8 @@ class PathDecoder:
             found.attend_s,
             found.wasted_bytes,
             found.peak_local_bytes,
-            found.near_blocks,
-            found.near_blocks_read,
+            found.far_blocks,
+            found.far_blocks_read,
         )
 
     def choice(self) -> dict[str, Any] | None:

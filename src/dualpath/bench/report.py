@@ -37,7 +37,7 @@ COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("peak_local_kv_bytes", "peak local KV", "most KV held here at once: hot region and window"),
 )
 """Field of a row, its heading, and what it means: for the table, the page and the guide alike."""
-FAR_READ = ("far_read", "far read", "of the far layer blocks, how many nodes read")
+FAR_READ = ("far_read", "far read", "of the far layer blocks, how many were read")
 """The column that partial reads add."""
 
 _WORDS = {("threads", 0): "all cores", ("interleave", 0): "one after another"}

@@ -23,8 +23,8 @@ class Measured:
     """What was measured of one scheme. Counters (`wire_bytes`, ...) cover the decode steps only.
 
     `step_s` has one entry per decode step. `ttft_s` is `None` where there was no prefill. `choice`: what scheme `auto`
-    chose last and by which speeds. `far_blocks`: layer blocks that nodes were to attend to, `far_blocks_read`: of
-    those, read, where a share of `read_fraction` was asked for.
+    chose last and by which speeds. `far_blocks`: layer blocks that nodes were to attend to or to choose from,
+    `far_blocks_read`: of those, read, where a share of `read_fraction` was asked for.
     """
 
     scheme: str

@@ -24,7 +24,7 @@ ONE_RAIL = ("baseline", "single")
 """Schemes that use one NIC, as what they stand for does."""
 FOLD_ALIKE = (LOCAL, "baseline", "single", "fetch", "sharded", MAPPED)
 """Schemes that fold the same blocks in the same order: bitwise equal, also over quantised KV."""
-READ_PARTLY = ("reduce",)
+READ_PARTLY = ("fetch", "sharded", "reduce")
 """Schemes that a fraction to read is for; `HF` and `LOCAL`, all exact, may stand beside them."""
 FILLS = ("prompt", "random")
 
@@ -126,6 +126,8 @@ class ExperimentConfig:
         """Raise `UsageError` for schemes that would read everything where a part was asked for."""
         others = [scheme for scheme in chosen if scheme not in (HF, LOCAL, *READ_PARTLY)]
         hint = f"it goes with scheme {', '.join(READ_PARTLY)}; {HF} and {LOCAL} may stand beside"
+        if self.partial and self.trace_prefetch is not None:
+            raise UsageError("partial reads prefetch nothing that could be traced", hint="leave out --trace-prefetch")
         if self.partial and others:
             raise UsageError(f"scheme {others[0]} has no use for --read-fraction {self.read_fraction:g}", hint=hint)
         if self.partial and not set(chosen) & set(READ_PARTLY):

@@ -165,8 +165,8 @@ def _generate(
         "stall_s": metrics.stall_s,
         "peak_local_kv_bytes": metrics.peak_local_bytes,
         "read_fraction": settings.read_fraction,
-        "far_blocks": metrics.near_blocks,
-        "far_blocks_read": metrics.near_blocks_read,
+        "far_blocks": metrics.far_blocks,
+        "far_blocks_read": metrics.far_blocks_read,
         **choice,
     }
 

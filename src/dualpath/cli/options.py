@@ -14,7 +14,7 @@ KVDtype = Annotated[
     str, typer.Option(help="What sealed KV is kept in: same, int8 or fp8. Changes the output a little.")
 ]
 ReadFraction = Annotated[
-    float, typer.Option(help="Share of far blocks that a step reads (scheme reduce). Changes the output.")
+    float, typer.Option(help="Share of far blocks that a step reads (fetch, sharded, reduce). Changes the output.")
 ]
 Hot = Annotated[
     ByteSize, typer.Option(parser=byte_size, metavar="SIZE", help="Local memory kept for recent KV (Path A).")

@@ -211,7 +211,7 @@ def _heading(result: dict[str, Any]) -> str:
     kept = settings.get("kv_dtype", "same")
     kv = f"{format_bytes(result['expected']['kv_bytes'])} of KV{'' if kept == 'same' else f' kept in {kept}'}"
     fraction = settings.get("read_fraction", 1.0)
-    partly = f"; a step reads {fraction:.0%} of far blocks in scheme reduce" if fraction < 1.0 else ""
+    partly = f"; a step reads {fraction:.0%} of far blocks" if fraction < 1.0 else ""
     return (
         f"{model['name']} ({model['dtype']}), {prompt['tokens']:,} tokens of {prompt['source']}: {kv} in blocks of "
         f"{settings['block_tokens']} tokens; {format_bytes(settings['hot_bytes'])} local, the rest on "

@@ -158,7 +158,7 @@ class DualPathCache(_NotingCache):
     `hot` and `window` are sizes like `"64MiB"`; `scheme` as in `Scheme`; `pool` may be `None` for scheme `local`;
     `block_tokens` 0 takes the largest power of two, from 16 to 256, of which a block fits the hot region; `kv_dtype`
     `"int8"` or `"fp8"` keeps sealed blocks in one byte an element, which changes the output a little, and so does a
-    `read_fraction` below 1 (scheme `reduce` only): steps of one token then read that share of far blocks. Works with
+    `read_fraction` below 1 (`fetch`, `sharded`, `reduce`): steps of one token read that share of far blocks. Works with
     greedy, sampling, beam and assisted generation, left-padded batches, several turns on one cache, and
     `prefill_chunk_size` (a one-shot prompt needs scratch of one layer's KV in the window). Sets the model's attention
     implementation; `close()` (or leaving the context) restores it and gives the pool's blocks back. Raises

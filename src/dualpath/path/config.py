@@ -51,8 +51,8 @@ class Scheme(enum.StrEnum):
 
     @property
     def reads_partly(self) -> bool:
-        """Whether it can read the most relevant far blocks only: those who read know the query first."""
-        return self is Scheme.REDUCE
+        """Whether a step can read the far blocks only that its query needs most."""
+        return self in (Scheme.FETCH, Scheme.SHARDED, Scheme.REDUCE)
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class PathConfig:
     | `reduce_rows` | schemes `reduce` and `auto`: steps with more query rows than this fetch instead |
     | `ahead` | whether blocks are read before their layer asks; off shows what prefetch gains |
     | `one_lane` | whether blocks ride the lane of everything else, BULK; on shows what lanes gain |
-    | `read_fraction` | scheme `reduce`: the share of far blocks that a step of one token reads; 1: all, exact |
+    | `read_fraction` | the share of far blocks that a step of one token reads (`Scheme.reads_partly`); 1: all, exact |
     | `trace` | file to which the prefetcher's decisions are appended (see `path.trace`); empty: none |
     """
 
@@ -93,7 +93,9 @@ class PathConfig:
         if self.read_fraction < 1.0 and not self.scheme.reads_partly:
             raise UsageError(
                 f"scheme {self.scheme.value} reads all far blocks, not a fraction of {self.read_fraction:g}",
-                hint="partial reads go with scheme reduce, whose nodes see the query before they read",
+                hint=f"partial reads go with scheme {', '.join(scheme for scheme in Scheme if scheme.reads_partly)}",
             )
+        if self.read_fraction < 1.0 and self.trace:
+            raise UsageError("partial reads prefetch nothing that could be traced", hint="leave out one of the two")
         if not 0 <= self.threads <= MAX_THREADS:
             raise UsageError(f"cannot use {self.threads} threads", hint=f"0 (all cores) to {MAX_THREADS}")

@@ -23,6 +23,7 @@ from dualpath.path.growth import Growth, grow
 from dualpath.path.metrics import PathMetrics
 from dualpath.path.plan import take_remote
 from dualpath.path.publisher import Publisher
+from dualpath.path.ranker import Ranker
 from dualpath.path.reader import NoReader, Reader
 from dualpath.path.readers import make_reader
 from dualpath.path.reduce import Reducer
@@ -45,7 +46,8 @@ class DualPath:
     and how far sequences have got; by default it is one of this process's own. Raises `CapacityError` when the hot
     region cannot hold one block of all layers, or the window one layer block.
 
-    `read_fraction` begins as the config's; in a scheme that reads partly it may be set between steps.
+    `read_fraction` begins as the config's; in a scheme that reads partly it may be set between steps, elsewhere it does
+    nothing.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class DualPath:
         self._trace: IO[str] | None = None
         self.reader: Reader = NoReader()
         self.reducer: Reducer | None = None
+        self.ranker: Ranker | None = None
         self.auto: Auto | None = None
         self.divide = take_remote
         self.writer: Writer | None = None
@@ -89,6 +92,8 @@ class DualPath:
             )
             if config.scheme.reduces:
                 self.reducer = Reducer(pool, self.metrics, config.deadline_s)
+            elif config.scheme.reads_partly:
+                self.ranker = Ranker(pool, self.metrics, config.deadline_s)
         self._sequences: dict[SequenceId, Sequence] = {}
         self._ids = itertools.count(1)
         self._hot = HotRegion(self.arena, layout)
@@ -131,16 +136,18 @@ class DualPath:
         for block in child.blocks:
             block.owners += 1
         self._add(child)
-        if self.reducer is not None:
-            self.reducer.fork(sequence, child.id)
+        for one in (self.reducer, self.ranker):
+            if one is not None:
+                one.fork(sequence, child.id)
         return child.id
 
     def close_sequence(self, sequence: SequenceId) -> None:
         """Forget a sequence; blocks that nobody shares are freed, locally and at their nodes."""
         found = self._get(sequence)
         del self._sequences[sequence]
-        if self.reducer is not None:
-            self.reducer.forget(sequence)
+        for one in (self.reducer, self.ranker):
+            if one is not None:
+                one.forget(sequence)
         self._staging.release(found.blocks)
         if self.publisher is not None:
             self.publisher.ended(sequence)

@@ -13,7 +13,7 @@ class PathMetrics:
     `fetched_bytes`: KV received; `wasted_bytes`: of those, never used. `written_bytes`: KV sent to nodes.
     `peak_local_bytes`: the most KV held locally at once, hot and window together. `local_s`: time in the kernel, over
     `local_bytes` of KV in local slots. `bypassed_steps`: all KV was local, so that Path B had no part in them.
-    `near_blocks`: layer blocks that nodes were to attend to; `near_blocks_read`: of those, read (see partial reads).
+    `far_blocks`: layer blocks that nodes were to attend to, or to choose from; `far_blocks_read`: of those, read.
     """
 
     steps: int = 0
@@ -26,8 +26,8 @@ class PathMetrics:
     local_s: float = 0.0
     local_bytes: int = 0
     bypassed_steps: int = 0
-    near_blocks: int = 0
-    near_blocks_read: int = 0
+    far_blocks: int = 0
+    far_blocks_read: int = 0
 
     def snapshot(self) -> PathMetrics:
         """Return a copy."""

@@ -9,6 +9,7 @@ For each sequence the visible blocks are split at the last one that is not local
 token order for every scheme. A block that several sequences share is brought once and serves them all.
 
 Where nodes attend to their own blocks, those are taken out before: *reduced* entries, of each node its oldest ones.
+Where a step reads a part of them only, which part is chosen layer by layer: they are *reduced* too, by choosing.
 
 Where sealed blocks are quantised, open ones are not: then the near entries are two lists, folded one after the other.
 """
@@ -149,7 +150,7 @@ class GroupPlan:
 
     `geometry` and `slots` are those of sealed blocks, `open_slots` those of open ones. The open entries come last in
     `near`: with the sealed ones, or by themselves if those are quantised.
-    `reduced`: what nodes attend to, and is not read.
+    `reduced`: what nodes attend to, and is not read; or what they choose from, of which each layer reads a part.
     """
 
     index: int

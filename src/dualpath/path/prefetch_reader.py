@@ -114,11 +114,45 @@ class PrefetchReader:
         """Yield entries as they have arrived, in token order; what has been yielded is freed at the next step of the
         iteration."""
         items = self._by_layer.get((plan.index, layer), [])
-        entries = plan.far.distinct
         before_s = self._stalled_s
+        if self._ahead:
+            yield from self._bring(plan, layer, plan.far.distinct, items, lambda rest: self._pump())
+        else:
+            self._ask(items, self._capacity())
+            yield from self._bring(
+                plan, layer, plan.far.distinct, items, lambda rest: self._ask(rest, self._capacity())
+            )
+        self._note_period(sum(item.bytes for item in items if item is not None), self._stalled_s - before_s)
+
+    def chosen(self, plan: GroupPlan, layer: int, entries: Sequence[Entry]) -> Iterator[Run]:
+        """Read `entries`, which are in no schedule, now; yield them as `runs` does, as runs of `entries`.
+
+        As much is asked for at once as the window may hold at most: nothing could have been read ahead.
+        """
+        number = plan.group.layers[layer]
+        items: list[Item[_Flight] | None] = []
+        for entry in entries:
+            key = entry.block.serial << 12 | number
+            held = self._policy.held.get(key)  # another sequence of the batch may read all of a block's layers
+            items.append(held or Item(key, plan.slots.slot_bytes, _Flight(entry, layer, plan.slots)))
+        try:
+            self._policy.capacity = self._allowed()
+            self._ask(items, self._allowed())
+            yield from self._bring(plan, layer, entries, items, lambda rest: self._ask(rest, self._allowed()))
+        finally:  # after an error some may be under way still
+            left = [item.key for item in items if item is not None and item.key in self._policy.held]
+            self._discard([self._policy.let_go(key) for key in dict.fromkeys(left)])
+
+    def _bring(
+        self,
+        plan: GroupPlan,
+        layer: int,
+        entries: Sequence[Entry],
+        items: Sequence[Item[_Flight] | None],
+        ask: Callable[[Sequence[Item[_Flight] | None]], None],
+    ) -> Iterator[Run]:
+        """Yield runs of `entries`, whose items are `items`; `ask` is told what is left when slots are free again."""
         lo = 0
-        if not self._ahead:
-            self._ask(items)
         while lo < len(entries):
             self._await(items[lo])
             hi, places = lo, []
@@ -135,11 +169,7 @@ class PrefetchReader:
             yield Run(lo, hi, plan.slots.locate(np.array(places, np.int64)))
             self._consume(plan.slots, items[lo:hi])
             lo = hi
-            if self._ahead:
-                self._pump()
-            else:
-                self._ask(items[lo:])
-        self._note_period(sum(item.bytes for item in items if item is not None), self._stalled_s - before_s)
+            ask(items[lo:])
 
     def end(self) -> None:
         """Let go of everything, and wait until no read is in flight."""
@@ -212,9 +242,9 @@ class PrefetchReader:
         if items:
             self._fetch(items)
 
-    def _ask(self, items: Sequence[Item[_Flight] | None]) -> None:
-        """Without prefetch: ask for what the layer at hand reads, as far as the window holds it."""
-        wanted, room = [], self._capacity() - self._policy.held_bytes
+    def _ask(self, items: Sequence[Item[_Flight] | None], capacity: int) -> None:
+        """Without prefetch: ask for what the layer at hand reads, as far as `capacity` bytes hold it."""
+        wanted, room = [], capacity - self._policy.held_bytes
         for item in items:
             if item is None or item.key in self._policy.held:
                 continue

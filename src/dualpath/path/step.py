@@ -5,8 +5,9 @@
     step.commit()      or      step.abort()
 
 `attend` on one layer: (1) queries go to the nodes that reduce blocks of theirs; (2) k and v go to their slots; (3) far
-blocks are folded as a reader brings them, then the near ones, and what the nodes answer is merged; (4) blocks that
-became full are written to their node, quantised if sealed blocks are. After an error the step must be aborted; the
+blocks are folded as a reader brings them (all, or those that nodes say the query needs most), then the near ones, and
+what the nodes answer is merged; (4) blocks that became full are written to their node, quantised if sealed blocks are.
+After an error the step must be aborted; the
 sequences are then as before it, whatever happened.
 """
 
@@ -27,6 +28,7 @@ from dualpath.kv.layout import LayerKind
 from dualpath.path.arena import Budget
 from dualpath.path.encoder import Encoder
 from dualpath.path.plan import Entry, GroupPlan, Near, Table, geometry_of, split
+from dualpath.path.prefetch_reader import PrefetchReader
 from dualpath.path.sequences import visible
 
 if TYPE_CHECKING:
@@ -76,6 +78,7 @@ class Step:
         layout = path.layout
         self.rows = sum(growth.count for growth in growths)
         self.reducing = path.reducer is not None and self.rows <= path.config.reduce_rows
+        self.choosing = path.ranker is not None and path.read_fraction < 1.0
         self._row_start = np.zeros(len(growths) + 1, np.int32)
         np.cumsum([growth.count for growth in growths], out=self._row_start[1:])
         self._row_position = np.concatenate(
@@ -100,10 +103,11 @@ class Step:
         path = self._path
         reserve = max(self._scratch_bytes(plan) for plan in self._plans)
         reduced = [plan for plan in self._plans if self._reduces(plan.group)]
-        if path.reducer is not None:
+        asked = path.reducer or path.ranker
+        if asked is not None:
             sequences = [growth.sequence.id for growth in self._growths]
-            path.reducer.begin(reduced, sequences, self._row_start, path.read_fraction)
-        wrap = path.reducer is None
+            asked.begin(reduced, sequences, self._row_start, path.read_fraction)
+        wrap = path.reducer is None and path.read_fraction == 1.0
         if path.auto is not None:
             path.auto.started(reduced, self.rows, max(growth.count for growth in self._growths))
             wrap = self.reducing and path.auto.wraps
@@ -134,6 +138,7 @@ class Step:
             shipment = self._ship(plan, index, q, scale, softcap)
             self._store(plan, index, k, v, scratch)
             state = State.empty(self.rows, plan.group.query_heads, plan.group.value_dim)
+            self._fold_chosen(state, q, plan, index, scale, softcap)
             for run in self._path.reader.runs(plan, index):
                 table = plan.far.run(run.lo, run.hi, self._path.arena.buffers, run.places, self._row_start)
                 self._fold(state, q, plan, table, scale, softcap)
@@ -176,7 +181,8 @@ class Step:
                 for block in growth.sequence.blocks
                 if block.id is not None and visible(block, group, growth.start)
             ]
-            taken, rest = path.divide(entries) if self._reduces(group) else ([], entries)
+            looked_at = self._reduces(group) and (growth.count == 1 or not self.choosing)
+            taken, rest = path.divide(entries) if looked_at else ([], entries)
             a, b = split(rest)
             reduced.append(taken)
             far.append(a)
@@ -202,7 +208,7 @@ class Step:
 
     def _reduces(self, group: LayerGroup) -> bool:
         # a sliding window is short: its far blocks, if any, are cheaper to fetch than to keep as views
-        return self.reducing and group.kind is not LayerKind.SLIDING
+        return (self.reducing or self.choosing) and group.kind is not LayerKind.SLIDING
 
     def _check(self, layer: int, q: Float32, k: Array, v: Array | None) -> tuple[GroupPlan, int]:
         self._require_open()
@@ -297,6 +303,18 @@ class Step:
                 continue
             table = near.table.whole(self._path.arena.buffers, near.slots.locate(slots), self._row_start)
             self._fold(state, q, plan, table, scale, softcap, near.geometry)
+
+    def _fold_chosen(self, state: State, q: Float32, plan: GroupPlan, index: int, scale: float, softcap: float) -> None:
+        """Fold those of the reduced blocks that the nodes choose for this layer, as they are read."""
+        if not self.choosing or not plan.reduced.entries:
+            return
+        ranker, reader = self._path.ranker, self._path.reader
+        assert ranker is not None
+        assert isinstance(reader, PrefetchReader)
+        chosen = Table.of(ranker.choose(plan, index, q, scale=scale))
+        for run in reader.chosen(plan, index, chosen.distinct):
+            table = chosen.run(run.lo, run.hi, self._path.arena.buffers, run.places, self._row_start)
+            self._fold(state, q, plan, table, scale, softcap)
 
     def _ship(self, plan: GroupPlan, index: int, q: Float32, scale: float, softcap: float) -> Shipment | None:
         """Send `q` to the nodes that attend to blocks of theirs. First of all: what is done here is done meanwhile."""

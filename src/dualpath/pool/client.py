@@ -17,12 +17,12 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from dualpath.errors import DeadlineError, DualPathError, UnreachableError, UsageError
-from dualpath.pool.node import NodePartials, PendingAttend, PoolNode
+from dualpath.pool.node import NodePartials, PendingAttend, PendingRank, PoolNode
 from dualpath.pool.spec import Address, check_deadline, dial, parse
 from dualpath.transport.base import TransferCounters
 from dualpath.transport.rails import MAX_RAILS
 
-__all__ = ["NodePartials", "PendingAttend", "Pool", "PoolNode", "connect"]
+__all__ = ["NodePartials", "PendingAttend", "PendingRank", "Pool", "PoolNode", "connect"]
 
 
 class Pool:

@@ -20,7 +20,7 @@ from dualpath.errors import UsageError
 from dualpath.pool.views import Slice, View
 from dualpath.transport.base import Reply
 from dualpath.wire.failures import UnknownViewError
-from dualpath.wire.messages import Attend, Geometry, Outcome, Partials, ViewQuery
+from dualpath.wire.messages import Attend, Geometry, Outcome, Partials, Rank, Ranked, ViewQuery
 
 if TYPE_CHECKING:
     import numpy as np
@@ -76,6 +76,23 @@ def answer(
     return Reply(Partials([Outcome.OK] * len(asked), time.perf_counter() - started, read), parts)
 
 
+def ranked(request: Rank, payload: memoryview, views: Mapping[int, View], buffer: NDArray[np.uint8]) -> Reply:
+    """Return `Ranked` for `request`: what `answer` would read of it. Raises as `answer` does."""
+    import numpy as np
+
+    geometry, rows = _check_queries(request, payload, views)
+    if rows > len(request.queries):
+        raise UsageError("queries to rank have one row each", hint="prompts read everything")
+    queries = np.frombuffer(payload, np.float32).reshape(rows, request.query_heads, geometry.head_dim)
+    outcomes: list[Outcome] = []
+    chosen: list[list[int]] = []
+    for q, query in zip(queries, request.queries, strict=True):
+        table = views[query.view].table(request.layer, query.blocks, 0)
+        outcomes.append(Outcome.LOST if table is None else Outcome.OK)
+        chosen.append([] if table is None else _chosen(request, q, views[query.view], table, buffer).tolist())
+    return Reply(Ranked(outcomes, chosen))
+
+
 def _most_relevant(
     request: Attend,
     queries: NDArray[np.float32],
@@ -92,11 +109,17 @@ def _most_relevant(
         if table is None or query.rows > 1 or count_of(request.read_fraction, blocks) == blocks:
             chosen.append(table)
             continue
-        bounds = views[query.view].bounds(request.layer, table, buffer)
-        first = table.position == 0  # what a sequence begins with draws attention whatever it says
-        scaled = q * q.dtype.type(request.scale)
-        chosen.append(table.only(choose(scaled, bounds, table.tokens, request.read_fraction, keep=first)))
+        chosen.append(table.only(_chosen(request, q, views[query.view], table, buffer)))
     return chosen
+
+
+def _chosen(
+    request: Attend | Rank, q: NDArray[np.float32], view: View, table: Slice, buffer: NDArray[np.uint8]
+) -> NDArray[np.int64]:
+    """Return the blocks of `table` that one row reads, as indices in it."""
+    bounds = view.bounds(request.layer, table, buffer)
+    first = table.position == 0  # what a sequence begins with draws attention whatever it says
+    return choose(q * q.dtype.type(request.scale), bounds, table.tokens, request.read_fraction, keep=first)
 
 
 def _partly(
@@ -137,8 +160,17 @@ def _partly(
 
 def _check(request: Attend, payload: memoryview, views: Mapping[int, View]) -> tuple[Geometry, int]:
     """Return the views' geometry and the number of query rows."""
+    if not 0.0 <= request.softcap < math.inf:
+        raise UsageError(f"no such softmax: softcap {request.softcap}")
+    if not 0 <= request.window < _LAST_POSITION:
+        raise UsageError(f"no such window: {request.window}")
+    return _check_queries(request, payload, views)
+
+
+def _check_queries(request: Attend | Rank, payload: memoryview, views: Mapping[int, View]) -> tuple[Geometry, int]:
+    """Do what `_check` does, as far as a ranking needs it."""
     if not request.queries:
-        raise UsageError("an attend without queries")
+        raise UsageError("a request without queries")
     geometry, rows = None, 0
     for query in request.queries:
         view = views.get(query.view)
@@ -149,20 +181,16 @@ def _check(request: Attend, payload: memoryview, views: Mapping[int, View]) -> t
         if geometry is None:
             geometry = view.geometry
         elif view.geometry != geometry:
-            raise UsageError(
-                "the views of one attend have different geometries", hint="send one attend per layer group"
-            )
+            raise UsageError("the views of one request have different geometries", hint="send one per layer group")
         if not 1 <= query.rows < _LARGEST or not 0 <= query.position < _LAST_POSITION:
             raise UsageError("a query has at least one row, at a position of at least 0")
         rows += query.rows
     assert geometry is not None
     if not 1 <= request.query_heads < _LARGEST or request.query_heads % geometry.kv_heads:
         raise UsageError(f"{request.query_heads} query heads over {geometry.kv_heads} kv heads")
-    if not math.isfinite(request.scale) or not 0.0 <= request.softcap < math.inf:
-        raise UsageError(f"no such softmax: scale {request.scale}, softcap {request.softcap}")
+    if not math.isfinite(request.scale):
+        raise UsageError(f"no such softmax: scale {request.scale}")
     check_fraction(request.read_fraction)
-    if not 0 <= request.window < _LAST_POSITION:
-        raise UsageError(f"no such window: {request.window}")
     expected = rows * request.query_heads * geometry.head_dim * 4
     if payload.nbytes != expected:
         raise UsageError(

@@ -37,6 +37,8 @@ from dualpath.wire.messages import (
     Prepare,
     Prepared,
     PrepareItem,
+    Rank,
+    Ranked,
     Read,
     Renew,
     Resolve,
@@ -93,6 +95,26 @@ class PendingAttend:
         reply, payload = self.pending.result(timeout_s)
         name = self.node.name
         return _partials(self.request, _expect(Partials, reply, name), payload, name)
+
+
+@dataclass(slots=True)
+class PendingRank:
+    """A `Rank` under way."""
+
+    node: str
+    request: Rank
+    pending: Pending
+
+    def result(self) -> Ranked:
+        """Wait for the answer. Raises `PeerError`, at the latest at the call's own deadline."""
+        reply, _ = self.pending.result()
+        found = _expect(Ranked, reply, self.node)
+        if not len(found.outcomes) == len(found.chosen) == len(self.request.queries):
+            raise ProtocolError(f"node {self.node} ranked {len(found.chosen)} queries", node=self.node)
+        for query, chosen in zip(self.request.queries, found.chosen, strict=True):
+            if any(b <= a for a, b in itertools.pairwise([-1, *chosen, query.blocks])):
+                raise ProtocolError(f"node {self.node} chose blocks that it was not asked for", node=self.node)
+        return found
 
 
 @dataclass(frozen=True)
@@ -260,6 +282,12 @@ class PoolNode:
         deadline = self.timeout_s if timeout_s is None else timeout_s
         payload = [memoryview(queries).cast("B")]
         return PendingAttend(self, request, self.peer.start(request, payload, lane=Lane.REALTIME, timeout_s=deadline))
+
+    def start_rank(self, request: Rank, queries: Buffer, *, timeout_s: float) -> PendingRank:
+        """Send q as `start_attend` does, to learn which blocks to read. What goes wrong is raised by `result`."""
+        payload = [memoryview(queries).cast("B")]
+        pending = self.peer.start(request, payload, lane=Lane.REALTIME, timeout_s=timeout_s)
+        return PendingRank(self.name, request, pending)
 
     # --- the node itself -------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@
                attention is computed in place
     session    one connection of a client: its prepared blocks and its views end with it
 
-Views are named per connection: a client sends `ExtendView`, `DropView` and `Attend` on the same one (REALTIME).
+Views are named per connection: a client sends `ExtendView`, `DropView`, `Attend` and `Rank` on the same one (REALTIME).
 What a request touches is held until its reply has been sent, so that no slot is reused under a transfer.
 """
 
@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dualpath.errors import DualPathError, UsageError
 from dualpath.pool import near
@@ -28,6 +28,10 @@ from dualpath.pool.views import View
 from dualpath.transport.base import Reply, Session
 from dualpath.wire import messages as wire
 from dualpath.wire.messages import Message, Outcome, Outcomes, Write
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 MAX_VIEWS = 65536
 
@@ -82,6 +86,7 @@ class PoolService:
             wire.ExtendView: self._extend_view,
             wire.DropView: self._drop_view,
             wire.Attend: self._attend,
+            wire.Rank: self._rank,
             wire.Map: self._map,
             wire.Ping: lambda *_: Reply(wire.Done()),
             wire.Stats: lambda *_: Reply(wire.StatsReply(self.stats())),
@@ -242,13 +247,12 @@ class PoolService:
         return Reply(wire.Done())
 
     def _attend(self, session: Session, message: wire.Attend, payload: memoryview) -> Reply:
-        import numpy as np
-
         views = self._client(session).views
-        first = views.get(message.queries[0].view) if message.queries else None
-        arena = self._arenas.get((session.tenant, first.slot_bytes)) if first is not None else None
-        buffer = np.empty(0, np.uint8) if arena is None else arena.array
-        return near.answer(message, payload, views, buffer, threads=self.threads)
+        return near.answer(message, payload, views, self._buffer(session, message, views), threads=self.threads)
+
+    def _rank(self, session: Session, message: wire.Rank, payload: memoryview) -> Reply:
+        views = self._client(session).views
+        return near.ranked(message, payload, views, self._buffer(session, message, views))
 
     def _map(self, session: Session, message: wire.Map, payload: memoryview) -> Reply:
         arena = self.arena(session.tenant, message.slot_bytes)
@@ -280,6 +284,14 @@ class PoolService:
             nowhere if arena is None or block is None else arena.view(ref.slot)
             for ref, block in zip(landing.request.refs, landing.blocks, strict=True)
         ]
+
+    def _buffer(self, session: Session, message: wire.Attend | wire.Rank, views: dict[int, View]) -> NDArray[np.uint8]:
+        """Return the arena of the views that `message` is about; nothing if there is none."""
+        import numpy as np
+
+        first = views.get(message.queries[0].view) if message.queries else None
+        arena = self._arenas.get((session.tenant, first.slot_bytes)) if first is not None else None
+        return np.empty(0, np.uint8) if arena is None else arena.array
 
     def _release(self, blocks: Sequence[Block]) -> None:
         with self._lock:

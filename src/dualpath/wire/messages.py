@@ -276,6 +276,25 @@ class Partials(Message, frozen=True):
     blocks_read: int | None = None
 
 
+class Rank(Message, frozen=True):
+    """Which blocks does each query need most? For whoever reads them then. Lane REALTIME. Fields and payload as in
+    `Attend`, `read_fraction` too; every query has one row. Reply `Ranked`.
+    """
+
+    layer: int
+    query_heads: int
+    scale: float
+    read_fraction: float
+    queries: list[ViewQuery]
+
+
+class Ranked(Message, frozen=True):
+    """Per view query its outcome, and the blocks to read: their indices in the view, ascending. None if not `OK`."""
+
+    outcomes: list[Outcome]
+    chosen: list[list[int]]
+
+
 class Map(Message, frozen=True):
     """Same host only (Unix socket): pass the tenant's arena of slots of this size as descriptors. Reply `Mapped`."""
 
@@ -319,5 +338,6 @@ class Failure(Message, frozen=True):
 AnyMessage = (
     Hello | Challenge | Proof | Welcome
     | Prepare | Prepared | Write | Outcomes | Commit | Abort | Resolve | Resolved | Renew | Read | Drop
-    | ExtendView | DropView | Attend | Partials | Map | Mapped | Ping | Done | Stats | StatsReply | Failure
+    | ExtendView | DropView | Attend | Partials | Rank | Ranked
+    | Map | Mapped | Ping | Done | Stats | StatsReply | Failure
 )  # fmt: skip
