@@ -58,7 +58,7 @@ def test_every_command_is_documented(line: str) -> None:
 def test_commands_in_the_documents_exist() -> None:
     known = command_lines(cli.COMMANDS) + [f"dualpath {entry.name}" for entry in cli.COMMANDS]
     for command in re.findall(
-        r"(?:^|`|bin/)(dualpath [a-z]+(?: (?:attention|transport|raw|foreign|lanes|rails))?)(?=`|$| +-)",
+        r"(?:^|`|bin/)(dualpath [a-z]+(?: (?:attention|transport|raw|foreign|lanes|rails|accuracy))?)(?=`|$| +-)",
         documentation(),
         re.M,
     ):

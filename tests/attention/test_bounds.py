@@ -115,7 +115,17 @@ def test_what_cannot_be_told_is_read() -> None:
 
 @pytest.mark.parametrize(
     ("fraction", "blocks", "count"),
-    [(1.0, 7, 7), (0.5, 7, 4), (0.1, 30, 3), (0.25, 1, 1), (1e-9, 50, 1), (0.2, 5, 1), (0.7, 10, 7), (0.5, 0, 0)],
+    [
+        (1.0, 7, 7),
+        (0.5, 7, 4),
+        (0.1, 30, 3),
+        (0.25, 1, 1),
+        (1e-9, 50, 1),
+        (0.2, 5, 1),
+        (0.7, 10, 7),
+        (0.07, 100, 7),
+        (0.5, 0, 0),
+    ],
 )
 def test_a_fraction_is_rounded_up(fraction: float, blocks: int, count: int) -> None:
     assert count_of(fraction, blocks) == count

@@ -177,9 +177,9 @@ def test_rows_over_a_small_model(tiny: None) -> None:
     ]  # fmt: skip
     assert (exact["perplexity_ratio"], exact["kl_mean"], exact["logit_error"], exact["turned"]) == (1.0, 0.0, 0.0, 0)
     for row in (exact, kept):
-        assert row["blocks_read"] == row["blocks"] > 0
+        assert row["far_blocks_read"] == row["far_blocks"] > 0
     for row in (part, both):
-        assert 0.25 <= row["blocks_read"] / row["blocks"] < 0.4
+        assert 0.25 <= row["far_blocks_read"] / row["far_blocks"] < 0.4
     assert 0 < kept["logit_error"] < part["logit_error"]
     assert kept["kv_bytes_per_token"] < exact["kv_bytes_per_token"]
     for row in result["rows"]:

@@ -13,6 +13,7 @@ from dualpath.attention.bounds import choose
 from dualpath.errors import BlockLostError, UsageError
 from dualpath.kv import KVLayout
 from dualpath.path import DualPath, PathConfig, Scheme, SequenceId
+from dualpath.path.prefetch_reader import PrefetchReader
 from dualpath.path.staging import scratch_bytes
 from dualpath.path.step import Observation
 from dualpath.testing.pool import LocalNodes
@@ -185,6 +186,22 @@ def test_only_what_was_chosen_is_fetched(nodes: LocalNodes, scheme: Scheme) -> N
         read = world.path.metrics.far_blocks_read - before.far_blocks_read
         assert fetched == read * MLA.layer_block_bytes(MLA.groups[0]) > 0
         assert world.path.metrics.wasted_bytes == before.wasted_bytes
+
+
+def test_reads_that_nobody_waits_for_any_more_are_given_up(nodes: LocalNodes) -> None:
+    with Opened(nodes, MLA, 0.9, scheme=Scheme.SHARDED) as world:
+        a = world.open()
+        world.append(a, 90)
+        reader = world.path.reader
+        assert isinstance(reader, PrefetchReader)
+        step = world.path.begin([(a, 1)])
+        plan = step._plans[0]
+        runs = reader.chosen(plan, 0, plan.reduced.distinct)
+        assert next(runs).lo == 0
+        assert reader._policy.held
+        runs.close()
+        assert not reader._policy.held
+        step.abort()
 
 
 @pytest.mark.parametrize("scheme", [Scheme.FETCH, Scheme.SHARDED], ids=lambda scheme: scheme.value)

@@ -82,7 +82,9 @@ class Kept:
         first = np.arange(blocks) == 0
         return choose(q * np.float32(SCALE), np.stack(each, 1), tokens, fraction, keep=first).tolist()
 
-    def attention(self, q: np.ndarray, layer: int, blocks: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    def attention(
+        self, q: np.ndarray, layer: int, blocks: Sequence[int], window: int = 0
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Attention of rows `q` over these blocks, here."""
         count, size = len(blocks), self.slots[0][0].size
         table = BlockTable(
@@ -96,7 +98,7 @@ class Kept:
         )
         state = State.empty(len(q), HEADS, self.geometry.value_dim)
         at = np.arange(self.end, self.end + len(q), dtype=np.int64)
-        attend(state, q, at, table, self.geometry, scale=SCALE)
+        attend(state, q, at, table, self.geometry, scale=SCALE, window=window)
         return finish(state)
 
 
@@ -206,8 +208,13 @@ def test_a_window_leaves_blocks_out_before_the_choice(wire: DirectConnection) ->
     one.extend(wire)
     q = np.random.default_rng(3).standard_normal((1, HEADS, 16), np.float32)
     request = Attend(1, HEADS, SCALE, 0.0, 33, False, [ViewQuery(1, 9, 1, one.end)], 0.5)
-    reply, _ = wire.call(request, q.tobytes())
-    assert reply.blocks_read == 2  # of the four that the window reaches
+    reply, payload = wire.call(request, q.tobytes())
+    assert reply.blocks_read == 2  # of the four that the window reaches, the first of which it cuts
+    bounds = np.stack([key_bounds(one.slots[i][1], GQA, 8) for i in range(5, 9)], 1)
+    picked = choose(q[0] * np.float32(SCALE), bounds, np.full(4, 8, np.int32), 0.5, keep=np.zeros(4, bool))
+    blocks = [5 + i for i in picked]
+    exact = one.attention(q, 1, blocks, window=33)[0]
+    assert payload[: exact.nbytes] == exact.tobytes()
 
 
 def test_a_block_that_is_not_there_is_lost_and_the_others_are_read(wire: DirectConnection) -> None:

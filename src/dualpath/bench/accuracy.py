@@ -281,8 +281,8 @@ def _row(
         "perplexity_ratio": likelihood.perplexity / base,
         "needles_found": sum(hits),
         "needles": len(hits),
-        "blocks": one.blocks,
-        "blocks_read": one.blocks_read,
+        "far_blocks": one.blocks,
+        "far_blocks_read": one.blocks_read,
         "wire_bytes_per_token": one.wire_bytes / len(task.fed),
         "kv_bytes_per_token": _layout(config, loaded, pair[0]).bytes_per_token,
         "answers": [

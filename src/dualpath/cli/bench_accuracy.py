@@ -9,9 +9,12 @@ from typing import Annotated, Any
 import typer
 
 from dualpath.cli.key import shared_key
-from dualpath.cli.output import ByteSize, byte_size, emit, table, words
+from dualpath.cli.options import Deadline, Dtype, Hot, Json, Nodes, Threads
+from dualpath.cli.output import ByteSize, emit, table, words
 from dualpath.errors import UsageError
 from dualpath.units import format_bytes
+
+HOT = ByteSize(16 << 20)
 
 
 def accuracy_command(
@@ -25,21 +28,17 @@ def accuracy_command(
     ] = "512,1024,1536,2048",
     prompt_file: Annotated[Path | None, typer.Option(help="The document; default: Python's own.")] = None,
     offset: Annotated[int, typer.Option(help="First token of the document to use.", min=0)] = 0,
-    hot: Annotated[
-        ByteSize, typer.Option(parser=byte_size, metavar="SIZE", help="Local memory kept for recent KV (Path A).")
-    ] = ByteSize(16 << 20),
+    hot: Hot = HOT,
     block_tokens: Annotated[
         int, typer.Option(help="Tokens of a block; 0: as many as suit the hot region.", min=0)
     ] = 64,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16, for weights and KV.")] = "float32",
-    nodes: Annotated[int, typer.Option(help="Pool nodes to start on this machine.", min=1, max=64)] = 2,
+    dtype: Dtype = "float32",
+    nodes: Nodes = 2,
     pool: Annotated[str, typer.Option(metavar="HOST:PORT,...", help="Use these nodes instead.")] = "",
-    threads: Annotated[int, typer.Option(help="Threads of model and attention; 0: all cores.", min=0)] = 0,
+    threads: Threads = 0,
     seed: Annotated[int, typer.Option(help="Seed of the keys that are hidden.")] = 0,
-    deadline: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Longest wait for a node.", min=0.1, max=86400)
-    ] = 10.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    deadline: Deadline = 10.0,
+    as_json: Json = False,
 ) -> None:
     """Measure perplexity over a document and needle retrieval, against exact attention over unchanged KV.
 
@@ -107,7 +106,7 @@ def _cells(row: dict[str, Any]) -> list[Any]:
     return [
         row["kv_dtype"],
         f"{row['read_fraction']:g}",
-        f"{row['blocks_read'] / row['blocks']:.0%}" if row["blocks"] else "-",
+        f"{row['far_blocks_read'] / row['far_blocks']:.0%}" if row["far_blocks"] else "-",
         f"{row['perplexity']:.4g}",
         f"{row['perplexity_ratio']:.4f}",
         f"{row['kl_mean']:.2g}",
