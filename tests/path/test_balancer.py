@@ -279,6 +279,11 @@ def test_a_prompt_shows_rails_only() -> None:
 
 def test_a_rail_is_busy_while_a_read_is_in_flight() -> None:
     traffic = Traffic(2)
+    for node in (0, 1):
+        traffic.sent(0.0, node, 10)
+        traffic.ended(0.5, node, 10, arrived_bytes=10, cpu_s=None)
+    connecting = Received(10, 0.0)  # the time that this took is not the link's
+    assert traffic.take(0.5) == (Received(20, 0.0), [connecting, connecting])
     traffic.sent(1.0, 0, 300)
     traffic.ended(2.0, 0, 100, arrived_bytes=100, cpu_s=None)
     traffic.sent(2.5, 1, 50)

@@ -1,8 +1,8 @@
 """When scheme `auto` decides, when it tries something else, and when it leaves things as they are. Pure.
 
-    three steps: reduce all ─▶ probe ─▶ settled ─▶ every 16 steps, or when load or rates have moved by 10 %: decide
-                                         ▲  │
-                                         └──┴─ now and then a probe, which lasts one step
+    three steps: reduce all ─▶ two probes ─▶ settled ─▶ every 16 steps, or when load or rates have moved by 10 %: decide
+                                              ▲  │
+                                              └──┴─ now and then a probe, which lasts one step
 
 *Deciding* compares the best split with the two corners. A corner within 3 % of the best is preferred, since it has less
 that can vary; what is in force is preferred over anything less than 3 % better, since fetched blocks that change are
@@ -11,7 +11,7 @@ fetched in vain. The model's times are corrected by how earlier steps of the sam
 *Probing.* What is not used shows no speed. A probe does for one step what a corner does that is not in force, of two
 the one that was not seen for longer, which also shows how far the model is off there. Where that is expected to take
 more than twice as long, or more than the budget allows, it fetches (or reduces) one block of each node of which nothing
-else is. What probes have cost beyond an ordinary step never exceeds 2 % of all time, but for the first one.
+else is. What probes have cost beyond an ordinary step never exceeds 2 % of all time, but for the first two.
 
 The very first step is not learned from: views are made in it, and nothing is warm. Time is decode time, the sum of
 all steps so far: what happens between them ages nothing.
@@ -34,6 +34,7 @@ _WORTH = 0.03
 _PROBE_SHARE = 0.02
 _STALE_S = 5.0
 _WARM_UP = 3
+_FIRST_PROBES = 2  # whatever they cost: one to have the connections made, one to see how fast they are
 _REMEMBER_S = 60.0
 
 
@@ -200,7 +201,7 @@ class Balancer:
         untried = self._bias_of(now_s, Form.FETCH) is None
         if (stale or untried) and extra_s <= self._settled_s and probing.affords(extra_s):
             return self._start(Choice(Form.FETCH, tuple(float(held) for held in used)))
-        if (age_s == math.inf and not probing.count) or (stale and probing.affords(probing.some_s)):
+        if (age_s == math.inf and probing.count < _FIRST_PROBES) or (stale and probing.affords(probing.some_s)):
             some = tuple(1 / node.blocks if node.blocks else 0.0 for node in seen.nodes)
             return self._start(Choice(Form.MIXED, some))
         return None

@@ -6,7 +6,7 @@
 | local read rate | bytes over time of the kernel calls over local slots |
 | near-data rate of a node | bytes over the time that the node reports of its own kernel call |
 | round trip | from query to reply, less that time and what this host did beside attention meanwhile (it counts above) |
-| rail | bytes arrived of a node, per second in which at least one of its reads was in flight |
+| rail | bytes arrived of a node, per second in which at least one of its reads was in flight; the first ones excepted |
 | receiver | the same over all nodes, in steps that read from all of them |
 | copies | CPU seconds of the receiving threads per byte, as far as they take cores from the compute |
 
@@ -257,6 +257,7 @@ class _Meter:
     bytes: int = 0
     cpu_s: float = 0.0
     timed_bytes: int = 0
+    connected: bool = False
 
     def change(self, now_s: float, by: int) -> None:
         if self.in_flight > 0:
@@ -265,6 +266,8 @@ class _Meter:
 
     def take(self, now_s: float) -> Received:
         self.change(now_s, 0)
-        taken = Received(self.bytes, self.busy_s, self.cpu_s, self.timed_bytes)
+        # the first bytes waited for a connection to be made: how long they took says nothing of the link
+        taken = Received(self.bytes, self.busy_s if self.connected else 0.0, self.cpu_s, self.timed_bytes)
+        self.connected = self.connected or self.bytes > 0
         self.busy_s, self.bytes, self.cpu_s, self.timed_bytes = 0.0, 0, 0.0, 0
         return taken
