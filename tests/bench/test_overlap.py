@@ -51,7 +51,7 @@ def test_the_bound_is_the_larger_of_compute_and_link(rate: float, bound_ms: floa
         ({"nodes": 0}, "a node"),
         ({"samples": 0}, "samples"),
         ({"block_tokens": 8}, "too small"),
-        ({"context": 100}, "two blocks"),
+        ({"context": 500}, "two blocks"),
     ],
 )
 def test_misuse(changes: dict[str, Any], says: str) -> None:
@@ -99,7 +99,19 @@ def test_a_short_run(capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_interrupt_leaves_no_process_and_no_namespace() -> None:
     needs_namespaces()
     psutil = pytest.importorskip("psutil")
-    words = [sys.executable, "-m", "dualpath", "bench", "overlap", "--model", SHAPE, "--context", "512"]
+    words = [
+        sys.executable,
+        "-m",
+        "dualpath",
+        "bench",
+        "overlap",
+        "--model",
+        SHAPE,
+        "--context",
+        "512",
+        "--block-tokens",
+        "16",
+    ]
     words += ["--samples", "1000000"]
     process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None

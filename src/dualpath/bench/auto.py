@@ -67,6 +67,7 @@ class AutoConfig(RandomKVConfig):
     """Settings: all combinations of `links_bits_per_s`, `nodes`, `contexts` and `hot_shares` are run, or the first
     `combinations` of them where that is not 0."""
 
+    block_tokens: int = 128
     samples: int = 24
     links_bits_per_s: tuple[int, ...] = (200_000_000, 1_000_000_000, 4_000_000_000)
     nodes: tuple[int, ...] = (1, 2)

@@ -28,7 +28,7 @@ class RandomKVConfig:
 
     model: str = "smollm2-135m"
     dtype: str = "float32"
-    block_tokens: int = 64
+    block_tokens: int = 256
     samples: int = 64
     window_bytes: int = 64 << 20
     threads: int = 0

@@ -24,7 +24,7 @@ def auto_command(
     combinations: Annotated[int, typer.Option(help="Run only the first so many; 0: all.", min=0)] = 0,
     samples: Annotated[int, typer.Option(help="Measured tokens of each scheme in each combination.", min=1)] = 24,
     window: Window = ByteSize(64 << 20),
-    block_tokens: Annotated[int, typer.Option(help="Tokens of a block.", min=16)] = 64,
+    block_tokens: Annotated[int, typer.Option(help="Tokens of a block.", min=16)] = 128,
     threads: Threads = 0,
     seed: Annotated[int, typer.Option(help="Seed of random KV and random token ids.")] = 0,
     deadline: Deadline = 30.0,

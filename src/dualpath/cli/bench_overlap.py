@@ -25,7 +25,7 @@ def overlap_command(
     samples: Annotated[int, typer.Option(help="Measured tokens of each scheme at each ratio.", min=1)] = 64,
     nodes: Annotated[int, typer.Option(help="Pool nodes behind the link.", min=1, max=16)] = 2,
     window: Window = ByteSize(64 << 20),
-    block_tokens: Annotated[int, typer.Option(help="Tokens of a block.", min=16)] = 64,
+    block_tokens: Annotated[int, typer.Option(help="Tokens of a block.", min=16)] = 256,
     threads: Threads = 0,
     seed: Annotated[int, typer.Option(help="Seed of random KV and random token ids.")] = 0,
     deadline: Deadline = 30.0,
