@@ -289,6 +289,23 @@ def test_regions_too_small_for_one_block_are_refused(nodes: LocalNodes) -> None:
         DualPath(HYBRID, PathConfig(Scheme.FETCH), None)
 
 
+@pytest.mark.parametrize("scheme", [Scheme.LOCAL, Scheme.SHARDED])
+@pytest.mark.parametrize("length", [0, 15, 16, 56, 64, 76, 80, 88, 90, 96])
+def test_a_crop_is_right_or_refused(nodes: LocalNodes, scheme: Scheme, length: int) -> None:
+    """Blocks of 8 tokens, of which a window of 21 has left behind all that ends before 69."""
+    with Opened(nodes, HYBRID, scheme) as world:
+        a = world.open()
+        world.append(a, 97)
+        for cut in (world.crop, lambda a, length: world.path.fork(a, blocks=length // 8)):
+            if 0 < length < 88:
+                with pytest.raises(UsageError, match=r"sliding window of 21 .* given up"):
+                    cut(a, length)
+                assert world.path.length(a) == 97
+        if not 0 < length < 88:
+            world.crop(a, length)
+        world.step([(a, 1)])  # held against float64
+
+
 def test_random_fill_is_the_same_for_every_scheme(nodes: LocalNodes) -> None:
     outs = []
     for scheme in (Scheme.LOCAL, Scheme.SHARDED, Scheme.REDUCE, Scheme.MAPPED):

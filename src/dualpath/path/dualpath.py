@@ -128,10 +128,14 @@ class DualPath:
         return list(found.tokens)
 
     def fork(self, sequence: SequenceId, blocks: int | None = None) -> SequenceId:
-        """Return a new sequence that shares this one's blocks (the first `blocks` of them). No KV is copied."""
+        """Return a new sequence that shares this one's blocks (the first `blocks` of them). No KV is copied.
+
+        Raises `UsageError` if a sliding window would need KV that was given up, as `crop` does.
+        """
         parent = self._get(sequence)
         child = Sequence(SequenceId(next(self._ids)), known=parent.known)
         child.blocks = list(parent.blocks if blocks is None else parent.blocks[:blocks])
+        self._require_windows(child.blocks, child.length)
         child.tokens = parent.tokens[: child.length]
         for block in child.blocks:
             block.owners += 1
@@ -153,16 +157,21 @@ class DualPath:
             self.publisher.ended(sequence)
 
     def crop(self, sequence: SequenceId, length: int) -> None:
-        """Cut a sequence to its first `length` tokens; a sealed block that is cut through is reopened by one copy."""
+        """Cut a sequence to its first `length` tokens; a sealed block that is cut through is reopened by one copy.
+
+        Raises `UsageError` if a sliding window would need KV that was given up when it left the window: a crop by up to
+        a block is always possible. Nothing has changed then.
+        """
         found = self._get(sequence)
         if self._step is not None:
             raise UsageError("a step is open", hint="commit or abort it first")
         if not 0 <= length <= found.length:
             raise UsageError(f"cannot crop to {length} tokens: the sequence has {found.length}")
         keep = [block for block in found.blocks if block.position < length]
+        self._require_windows(keep, length)
         gone = found.blocks[len(keep) :]
         if keep and keep[-1].end > length:
-            opened = self._reopen(keep[-1], length - keep[-1].position)
+            opened = self._copy(keep[-1], length - keep[-1].position)
             gone.insert(0, keep[-1])
             keep[-1] = opened
         found.blocks, found.tokens = keep, found.tokens[:length]
@@ -300,10 +309,16 @@ class DualPath:
                 read_block(self, block, index, into)
         return copy
 
-    def _reopen(self, block: Block, length: int) -> Block:
-        if any(part.dropped for part in block.parts):
-            raise UsageError("cannot crop into a block that has left a sliding window")
-        return self._copy(block, length)
+    def _require_windows(self, blocks: Seq[Block], length: int) -> None:
+        """Raise `UsageError` unless the token after `length` finds all that its sliding windows reach."""
+        for index, group in enumerate(self.layout.groups):
+            first = length + 1 - group.window  # the first position that it sees
+            if any(block.parts[index].dropped and block.end > first for block in blocks):
+                raise UsageError(
+                    f"cannot cut to {length} tokens: KV within the sliding window of {group.window} tokens before that "
+                    "was given up",
+                    hint="cut less, or start a sequence anew",
+                )
 
     def _add(self, sequence: Sequence) -> None:
         if self.publisher is not None:

@@ -91,6 +91,17 @@ class ReadLane:
         """Whether a connection over another rail than this one's works. Under the lock."""
         return any(other.connected and other.dialer is not reader.dialer for other in self.readers)
 
+    def share(self, reader: Receiver, most_bytes: int) -> int:
+        """Return how much of the queue `reader` may take: not what rails that have nothing to do could bring as well.
+
+        Under the lock.
+        """
+        idle = {one.dialer for one in self.readers if one.dialer is not reader.dialer and one.load() == 0}
+        if not idle:
+            return most_bytes
+        queued_bytes = sum(len(request.refs) * request.slot_bytes for request in self.queue)
+        return min(most_bytes, -(-queued_bytes // (1 + len(idle))))
+
     def submit(self, requests: Sequence[ReadRequest]) -> None:
         """Queue requests, and send what the connections have room for."""
         sends = []

@@ -120,7 +120,7 @@ class Receiver:
         stream, queue = self._stream, self._lane.queue
         if stream is None or self._abandoned or not queue or len(self.in_flight) >= WINDOW:
             return None
-        batch = Batch.pop(queue, self._credit.frame_bytes)
+        batch = Batch.pop(queue, self._lane.share(self, self._credit.frame_bytes))
         if not self.in_flight:
             self.heard_at = time.monotonic()
         self._next_id += 1
