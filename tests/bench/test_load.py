@@ -34,7 +34,7 @@ def test_a_row_is_over_all_rounds() -> None:
     assert row["tpot_samples"] == 800
     assert row["cpu_s_per_request"] == pytest.approx(10 / 8)
     assert row["stall_ms_per_step"] == pytest.approx(10)
-    assert row["wire_bytes_per_step"] == pytest.approx(2020 / 202)
+    assert row["wire_bytes_per_step"] == pytest.approx(2020 / 200)
     assert (row["wasted_bytes"], row["peak_local_kv_bytes"], row["control_failed"]) == (6, 9, 2)
     assert row["rail_bytes"] == [10, 12]
     assert row["control_ms_p50"] == pytest.approx(2)

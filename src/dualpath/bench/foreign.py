@@ -16,7 +16,10 @@ from dualpath.errors import UsageError
 
 PORT = 9  # discard (RFC 863)
 DATAGRAM_BYTES = 8000
+QUEUED_BYTES = 4 << 20
+"""What may stand in the queue of the NIC: a flow's share of a FIFO is its share of what is queued."""
 _BATCH = 16
+_SO_SNDBUFFORCE = 32  # Linux; `socket` has no name for it
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,7 @@ def send_bursts(host: str, *, seed: int, gap_s: float, length_s: float, seconds:
     draw, data, sent = bursts(seed, gap_s=gap_s, length_s=length_s), bytes(DATAGRAM_BYTES), 0
     with socket.socket(family, socket.SOCK_DGRAM) as sock:
         try:
+            _allow_queue(sock)
             sock.connect((host, PORT))
         except OSError as error:
             raise UsageError(f"cannot send to {host}: {error}", hint="name an address of the other host") from error
@@ -56,6 +60,14 @@ def send_bursts(host: str, *, seed: int, gap_s: float, length_s: float, seconds:
             while time.monotonic() < stop:
                 sent += _send(sock, data)
     return sent
+
+
+def _allow_queue(sock: socket.socket) -> None:
+    """Let `QUEUED_BYTES` wait; without the right to, as much as the system lets everybody have."""
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, QUEUED_BYTES)
+    except PermissionError:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, QUEUED_BYTES)
 
 
 def _send(sock: socket.socket, data: bytes) -> int:

@@ -272,14 +272,14 @@ class _Serving:
             control_messages(pool.nodes, config.control_per_s, lane=lane) as control,
         ):
             gc.collect()
-            cpu_s, nodes_s, wire = machine.cpu_seconds(), _node_seconds(pool), _wire(pool)
+            cpu_s, nodes_s = machine.cpu_seconds(), _node_seconds(pool)
             began = time.perf_counter()
             sequences = [path.open() for _ in prompts]
             batch = [(one, self._first(engine, one, prompt)) for one, prompt in zip(sequences, prompts, strict=True)]
             following = [greedy(row) for row in engine.step(batch).numpy()]
             ttft_s = time.perf_counter() - began
             advance()
-            before = path.metrics.snapshot()
+            before, wire = path.metrics.snapshot(), _wire(pool)
             out, step_s = [following], []
             for _ in range(config.new_tokens - 1):
                 started = time.perf_counter()

@@ -14,8 +14,8 @@ class Served:
     """One turn of one variant: all of its requests, served at once.
 
     `step_s`: of every step but the first, which `ttft_s` has. `tokens[i][s]`: token i of sequence s. Counters cover the
-    whole turn; `stall_s` the steps after the first. `prefill_tokens` of prompts that arrived meanwhile were computed;
-    `prefill_s` are from arrival to end, of each prompt that was done.
+    whole turn; `stall_s` and `wire_bytes` the steps after the first. `prefill_tokens` of prompts that arrived meanwhile
+    were computed; `prefill_s` are from arrival to end, of each prompt that was done.
     """
 
     ttft_s: float
@@ -69,7 +69,7 @@ def load_row(name: str, rounds: Sequence[Served], reference: Sequence[Served], c
         "cpu_percent": 100 * cpu_s / wall_s,
         "cpu_s_per_request": cpu_s / requests,
         "stall_ms_per_step": 1e3 * sum(one.stall_s for one in rounds) / count,
-        "wire_bytes_per_step": sum(one.wire_bytes for one in rounds) / (count + len(rounds)),
+        "wire_bytes_per_step": sum(one.wire_bytes for one in rounds) / count,
         "wasted_bytes": sum(one.wasted_bytes for one in rounds),
         "peak_local_kv_bytes": max(one.peak_local_kv_bytes for one in rounds),
         "control_ms_p50": 1e3 * percentile(control, 0.5) if control else None,
