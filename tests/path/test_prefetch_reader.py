@@ -5,6 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from dualpath.errors import CapacityError
 from dualpath.path.arena import Budget, LocalArena
 from dualpath.path.metrics import PathMetrics
 from dualpath.path.prefetch_reader import PrefetchReader
@@ -78,3 +81,52 @@ def test_a_step_that_is_to_show_how_fast_a_rail_is_reads_all_at_once() -> None:
         assert sum(len(ticket.outcomes) for ticket in node.tickets) == wanted
         node.let_go()
         reader.end()
+
+
+class Node(HeldNode):
+    """As `HeldNode`, until it is `ready`: then it answers at once."""
+
+    ready = False
+
+    def read(self, refs: Any, destinations: Any, *, on_items: Any, **_: Any) -> Any:
+        ticket = super().read(refs, destinations, on_items=on_items)
+        if self.ready:
+            self.let_go()
+        return ticket
+
+
+def test_room_that_comes_back_while_chosen_blocks_are_read_costs_none_of_them() -> None:
+    """A step was undone with its whole window in flight; the next one reads what was chosen for it."""
+    arena, node = LocalArena(SLOT, 4 * SLOT), Node()
+    pool: Any = SimpleNamespace(nodes=[node])
+    layout: Any = None
+    metrics = PathMetrics()
+    reader = PrefetchReader(pool, arena, layout, metrics, 1.0)
+    reader.begin([plan_of(arena, range(1, 5))], reserve=0, wrap=False)
+    nothing = plan_of(arena, range(0))
+    reader.begin([nothing], reserve=0, wrap=False)
+    assert arena.room(Budget.WINDOW) == 0
+    node.let_go()
+    node.ready = True
+    before = metrics.fetched_bytes
+    runs = list(reader.chosen(nothing, 0, plan_of(arena, range(11, 16)).far.distinct))
+    assert [run.lo for run in runs] == [0, *(run.hi for run in runs[:-1])]
+    assert runs[-1].hi == 5
+    assert metrics.fetched_bytes - before == 5 * SLOT  # each once
+    reader.end()
+    assert arena.used_bytes == 0
+
+
+def test_what_could_not_be_asked_for_is_not_held() -> None:
+    arena, node = LocalArena(SLOT, 4 * SLOT), HeldNode()
+    pool: Any = SimpleNamespace(nodes=[node])
+    layout: Any = None
+    reader = PrefetchReader(pool, arena, layout, PathMetrics(), 1.0)
+    slots = arena.slots(SLOT)
+    others = slots.take(Budget.WINDOW, 3)
+    with pytest.raises(CapacityError):
+        reader.begin([plan_of(arena, range(1, 4))], reserve=0, wrap=False)
+    reader.end()
+    slots.give(Budget.WINDOW, others)
+    assert arena.used_bytes == 0
+    assert len({*slots.take(Budget.WINDOW, 4)} & {*range(5)}) == 4  # no slot that is none, and none twice

@@ -136,7 +136,6 @@ class PrefetchReader:
             held = self._policy.held.get(key)  # another sequence of the batch may read all of a block's layers
             items.append(held or Item(key, plan.slots.slot_bytes, _Flight(entry, layer, plan.slots)))
         try:
-            self._policy.capacity = self._allowed()
             self._ask(items, self._allowed())
             yield from self._bring(plan, layer, entries, items, lambda rest: self._ask(rest, self._allowed()))
         finally:  # after an error some may be under way still
@@ -244,7 +243,11 @@ class PrefetchReader:
 
     def _ask(self, items: Sequence[Item[_Flight] | None], capacity: int) -> None:
         """Without prefetch: ask for what the layer at hand reads, as far as `capacity` bytes hold it."""
+        self._policy.capacity = capacity  # so that nothing is dropped for what fits
         wanted, room = [], capacity - self._policy.held_bytes
+        if self._zombies:
+            self._reap()
+            room = min(room, self._arena.room(Budget.WINDOW) - self._reserve)  # `_await` waits for more
         for item in items:
             if item is None or item.key in self._policy.held:
                 continue
@@ -256,6 +259,16 @@ class PrefetchReader:
         self._fetch(wanted)
 
     def _fetch(self, items: list[Item[_Flight]]) -> None:
+        """Take slots and start reading. After an error, items that are not being read are not held either."""
+        try:
+            self._start(items)
+        except BaseException:
+            for item in items:
+                if item.what.ticket is None:
+                    self._bury(self._policy.let_go(item.key).what)
+            raise
+
+    def _start(self, items: list[Item[_Flight]]) -> None:
         alike: dict[tuple[int, SlotClass], list[_Flight]] = {}
         for item in items:
             flight = item.what
@@ -336,7 +349,7 @@ class PrefetchReader:
                 self._policy.let_go(item.key)
                 flight = item.what
                 freed.append(flight.slot)
-                flight.outcome, flight.ticket = None, None
+                flight.slot, flight.outcome, flight.ticket = -1, None, None
         slots.give(Budget.WINDOW, freed)
         self._metrics.fetched_bytes += len(freed) * slots.slot_bytes
 
@@ -347,11 +360,13 @@ class PrefetchReader:
             self._bury(item.what)
 
     def _bury(self, flight: _Flight) -> None:
-        """Free the slot of a flight that nobody wants, at once or when the transport has let go of it."""
+        """Free the slot, if any, of a flight that nobody wants: at once, or when the transport has let go of it."""
         ghost = _Flight(flight.entry, flight.layer, flight.slots, flight.slot, flight.ticket, flight.index)
         with self._arrival:
             flight.attempt += 1
-            flight.outcome, flight.ticket = None, None
+            flight.slot, flight.outcome, flight.ticket = -1, None, None
+        if ghost.slot < 0:
+            return
         self._zombies.append(ghost)
         self._zombie_bytes += ghost.slots.slot_bytes
         self._reap()
