@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import dualpath
-from dualpath.errors import BlockLostError, DeadlineError, PeerError, UnreachableError, UsageError
+from dualpath.errors import BlockLostError, DeadlineError, PeerError, PoolFullError, UnreachableError, UsageError
 from dualpath.path import DualPath, PathConfig, Scheme
 from dualpath.path.fill import block_bytes
 from dualpath.testing.pool import LocalNodes
@@ -167,6 +167,48 @@ def test_room_that_may_have_been_reserved_is_given_back(nodes: LocalNodes, monke
         with pytest.raises(DeadlineError):
             path.begin([(path.open(), [1] * 16)])
         assert node.stats()["blocks_prepared"] == 0
+
+
+def test_what_was_reserved_block_by_block_is_given_back(nodes: LocalNodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, path = opened(nodes, Scheme.FETCH, "by-block", hot=4)
+    with pool, path:
+        node = pool.nodes[0]
+        prepare = node.prepare
+        problems = iter([PoolFullError("no room for all"), None, DeadlineError("no reply within the deadline")])
+
+        def failing(items: Any) -> Any:
+            problem = next(problems)
+            if problem is not None:
+                raise problem
+            return prepare(items)
+
+        monkeypatch.setattr(node, "prepare", failing)
+        with pytest.raises(DeadlineError):
+            path.begin([(path.open(), [1] * 24)])
+        assert node.stats()["blocks_prepared"] == 0
+
+
+@pytest.mark.parametrize("scheme", [Scheme.SHARDED, Scheme.REDUCE])
+def test_paths_over_one_pool_take_nothing_from_each_other(nodes: LocalNodes, scheme: Scheme) -> None:
+    """To a node they are one owner, over the same connections."""
+    pool, first = opened(nodes, Scheme.SHARDED, f"one-{scheme}")
+    with pool, first:
+        before = [node.stats()["blocks_sealed"] for node in pool.nodes]
+        config = PathConfig(scheme, 2 * HYBRID.block_bytes, 6 << 13, threads=1, deadline_s=PATIENCE_S)
+        with DualPath(HYBRID, config, pool) as second, DualPath(HYBRID, config, pool) as third:
+            a, b, c = first.open(), second.open(), third.open()
+            first.fill_random(a, TOKENS, seed=3)
+            second.begin([(b, TOKENS[:8])]).abort()  # a block that the first has sealed
+            outs = one_step(first, a)
+            assert second.attach(b, TOKENS) == third.attach(c, TOKENS) == 40
+            first.close_sequence(a)
+            for path, sequence in ((second, b), (third, c)):  # far blocks, and views of them
+                for one, other in zip(outs, one_step(path, sequence), strict=True):
+                    np.testing.assert_allclose(one, other, atol=2e-5)
+            second.close_sequence(b)
+            one_step(third, c)
+            third.close_sequence(c)
+        assert [node.stats()["blocks_sealed"] for node in pool.nodes] == before
 
 
 def test_a_step_that_is_undone_keeps_nothing_that_was_there_already(nodes: LocalNodes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -56,7 +57,7 @@ def node() -> GatedNode:
 
 @pytest.fixture
 def writer(node: GatedNode) -> Iterator[Writer]:
-    pool: Any = SimpleNamespace(nodes=[node])
+    pool: Any = SimpleNamespace(nodes=[node], kept=Counter())
     publisher: Any = SimpleNamespace(sealed=list)
     found = Writer(pool, HYBRID, PathMetrics(), publisher, spread=False, deadline_s=1.0)
     yield found

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from dualpath.pool.client import Pool
 
 
+_ids = itertools.count(1)  # of this process: paths that share a pool share the connections that views belong to
+
+
 @dataclass(slots=True)
 class _View:
     id: int
@@ -52,7 +55,6 @@ class NodeViews:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._views: dict[tuple[SequenceId, int, int], _View] = {}
-        self._ids = itertools.count(1)
 
     def shares(self, plan: GroupPlan, sequences: Sequence[SequenceId], rows: NDArray[np.int32]) -> list[Share]:
         """Bring views up to date with the reduced entries of `plan`; return each node's share, in node order.
@@ -112,7 +114,7 @@ class NodeViews:
                 self._release(self._views.pop(key))
                 view = None
         if view is None:
-            view = self._views[key] = _View(next(self._ids), node)
+            view = self._views[key] = _View(next(_ids), node)
         self._extend(view, plan, entries[len(view.serials) :])
         return view
 

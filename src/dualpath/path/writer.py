@@ -10,7 +10,6 @@ Readers never see an unsealed block. A block that the node already has (an equal
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -58,7 +57,7 @@ class Writer:
     ) -> None:
         self._pool, self._layout, self._metrics, self._publisher = pool, layout, metrics, publisher
         self._spread, self._deadline_s = spread, deadline_s
-        self._kept: Counter[tuple[int, BlockId]] = Counter()
+        self._kept = pool.kept
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="dualpath-write")  # started by the first write
         self._under_way: list[Future[None]] = []
         self._broken = False  # a write has failed since the last commit or abort
@@ -229,22 +228,27 @@ class Writer:
             return self._request(first, blocks)
         except PoolFullError as full:
             done: list[Sealing] = []
-            count = len(self._pool.nodes)
-            for block in blocks:
-                for step in range(count):
-                    try:
-                        done += self._request((first + step) % count, [block])
-                        break
-                    except PoolFullError:
-                        continue
-                else:
-                    self.abort(done)
-                    raise PoolFullError(
-                        f"the pool is full: no node has room for another block ({full})",
-                        node=full.node,
-                        hint="start nodes with more --capacity, add a node, or close sequences",
-                    ) from full
+            try:
+                for block in blocks:
+                    done += self._prepare_anywhere(first, block, full)
+            except BaseException:
+                self.abort(done)
+                raise
             return done
+
+    def _prepare_anywhere(self, first: int, block: tuple[BlockId, int, int], full: PoolFullError) -> list[Sealing]:
+        """Prepare a block at the first node from `first` on that has room."""
+        count = len(self._pool.nodes)
+        for step in range(count):
+            try:
+                return self._request((first + step) % count, [block])
+            except PoolFullError:
+                continue
+        raise PoolFullError(
+            f"the pool is full: no node has room for another block ({full})",
+            node=full.node,
+            hint="start nodes with more --capacity, add a node, or close sequences",
+        ) from full
 
     def _request(self, number: int, blocks: list[tuple[BlockId, int, int]]) -> list[Sealing]:
         node = self._pool.nodes[number]

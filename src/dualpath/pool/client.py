@@ -13,10 +13,12 @@ What holds when something fails is in `node`.
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from dualpath.errors import DeadlineError, DualPathError, UnreachableError, UsageError
+from dualpath.kv.ids import BlockId
 from dualpath.pool.node import NodePartials, PendingAttend, PendingRank, PoolNode
 from dualpath.pool.spec import Address, check_deadline, dial, parse
 from dualpath.transport.base import TransferCounters
@@ -31,6 +33,9 @@ class Pool:
     def __init__(self, nodes: Sequence[PoolNode], tenant: str = "default") -> None:
         self.nodes = tuple(nodes)
         self.tenant = tenant
+        self.kept: Counter[tuple[int, BlockId]] = Counter()
+        """How many sequences and forks, of all paths over this pool, own a block at node number `[0]`: a node knows
+        them as one owner, which pins a block or does not."""
 
     def __enter__(self) -> Pool:
         return self
