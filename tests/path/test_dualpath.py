@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,11 @@ import pytest
 
 import dualpath
 from dualpath.directory import MemoryDirectory, NodeInfo, StaleOwnerError
-from dualpath.errors import BlockLostError, CapacityError, PoolFullError, UsageError
+from dualpath.errors import BlockLostError, CapacityError, DeadlineError, PoolFullError, UsageError
 from dualpath.kv import KVLayout
 from dualpath.path import DualPath, PathConfig, Scheme
+from dualpath.path.fill import read_block
+from dualpath.path.sequences import Block, Part
 from dualpath.path.window import Window
 from dualpath.testing.node import FakeClock
 from dualpath.testing.pool import LocalNodes
@@ -345,6 +348,68 @@ def test_a_view_that_grows_after_its_connection_was_lost_is_told_from_its_beginn
                     stream.shutdown()
             world.step([(a, 1)])
         world.step([(a, 1), (b, 1)])
+
+
+def test_a_view_of_which_an_answer_is_missing_is_told_from_its_beginning(
+    nodes: LocalNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node was slow, and may have extended it."""
+    with Opened(nodes, HYBRID, Scheme.REDUCE) as world:
+        a = world.open()
+        world.append(a, 60)
+        assert world.path.pool is not None
+        node = world.path.pool.nodes[0]
+        extend = node.extend_view
+
+        def late(*args: Any) -> None:
+            extend(*args)
+            raise DeadlineError("no reply within the deadline")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(node, "extend_view", late)
+            with pytest.raises(BlockLostError, match="within the deadline"):
+                steps(world, a, 2 * HYBRID.block_tokens + 1)  # within so many a block of this node becomes far
+        steps(world, a, 2 * HYBRID.block_tokens + 1)
+
+
+def test_a_crop_that_cannot_read_its_block_leaves_everything_as_it_was(
+    nodes: LocalNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(*_: object) -> None:
+        raise BlockLostError("gone")
+
+    with Opened(nodes, MLA, Scheme.SHARDED) as world:
+        a = world.open()
+        world.append(a, 60)
+        with monkeypatch.context() as patch:
+            patch.setattr("dualpath.path.dualpath.read_block", lost)
+            for _ in range(4):  # more often than the hot region has blocks
+                with pytest.raises(BlockLostError):
+                    world.path.crop(a, 12)
+        assert world.path.length(a) == 60
+        world.step([(a, 1)])
+        world.crop(a, 12)
+        world.step([(a, 1)])
+
+
+def test_an_interrupted_read_is_over_before_its_memory_is_used_again() -> None:
+    done: list[str] = []
+
+    def interrupted(timeout_s: float) -> None:
+        raise KeyboardInterrupt
+
+    def drained(timeout_s: float) -> bool:
+        done.append("drained")
+        return True
+
+    ticket = SimpleNamespace(wait=interrupted, wait_drained=drained)
+    node = SimpleNamespace(name="n", read=lambda *_, **options: ticket, cancel=lambda one: done.append("cancelled"))
+    path: Any = SimpleNamespace(
+        pool=SimpleNamespace(nodes=[node]), config=SimpleNamespace(deadline_s=1.0), layout=HYBRID
+    )
+    with pytest.raises(KeyboardInterrupt):
+        read_block(path, Block(0, 8, [Part(node=0, refs=[])]), 0, [])
+    assert done == ["cancelled", "drained"]
 
 
 def test_the_directory_knows_where_blocks_are_and_how_far_sequences_got(nodes: LocalNodes) -> None:

@@ -252,3 +252,13 @@ def test_there_is_nothing_to_trace() -> None:
 def test_a_fraction_is_a_share(fraction: float) -> None:
     with pytest.raises(UsageError, match="fraction"):
         PathConfig(Scheme.REDUCE, read_fraction=fraction)
+
+
+def test_a_fraction_that_is_set_is_checked_as_well(nodes: LocalNodes) -> None:
+    with Opened(nodes, HYBRID, 1.0) as world:
+        for fraction in (0.0, 1.5, float("nan")):
+            with pytest.raises(UsageError, match="fraction"):
+                world.path.read_fraction = fraction
+        assert world.path.read_fraction == 1.0
+    with DualPath(HYBRID, PathConfig(Scheme.LOCAL)) as path, pytest.raises(UsageError, match="reads all far blocks"):
+        path.read_fraction = 0.5

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from types import TracebackType
 from typing import IO, TYPE_CHECKING
 
@@ -46,15 +47,14 @@ class DualPath:
     and how far sequences have got; by default it is one of this process's own. Raises `CapacityError` when the hot
     region cannot hold one block of all layers, or the window one layer block.
 
-    `read_fraction` begins as the config's; in a scheme that reads partly it may be set between steps, elsewhere it does
-    nothing.
+    `read_fraction` begins as the config's and may be set between steps, to what the config could say.
     """
 
     def __init__(
         self, layout: KVLayout, config: PathConfig, pool: Pool | None = None, directory: Directory | None = None
     ) -> None:
         self.layout, self.config, self.pool = layout, config, pool
-        self.read_fraction = config.read_fraction
+        self._read_fraction = config.read_fraction
         local = config.scheme is Scheme.LOCAL
         if not local and pool is None:
             raise UsageError(f"scheme {config.scheme.value} needs a pool", hint="pass one from dualpath.connect(…)")
@@ -107,6 +107,15 @@ class DualPath:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    @property
+    def read_fraction(self) -> float:
+        """The share of far blocks that a step of one token reads. What `PathConfig` refuses raises `UsageError`."""
+        return self._read_fraction
+
+    @read_fraction.setter
+    def read_fraction(self, fraction: float) -> None:
+        self._read_fraction = replace(self.config, read_fraction=fraction).read_fraction
 
     # --- sequences ---------------------------------------------------------------------------------------------
 
@@ -295,7 +304,15 @@ class DualPath:
     def _copy(self, block: Block, length: int) -> Block:
         """Return an open copy of a block's first `length` tokens."""
         copy = Block(block.position, length, [Part() for _ in block.parts])
-        self._hot.allocate(copy)
+        try:
+            self._hot.allocate(copy)
+            self._copy_into(copy, block)
+        except BaseException:
+            self._hot.free(copy)
+            raise
+        return copy
+
+    def _copy_into(self, copy: Block, block: Block) -> None:
         for index, (part, new) in enumerate(zip(block.parts, copy.parts, strict=True)):
             slots = self.arena.slots(self.layout.open.layer_block_bytes(self.layout.groups[index]))
             assert new.local is not None
@@ -307,7 +324,6 @@ class DualPath:
                     b[:] = slots.bytes_of(a)
             elif part.refs is not None:
                 read_block(self, block, index, into)
-        return copy
 
     def _require_windows(self, blocks: Seq[Block], length: int) -> None:
         """Raise `UsageError` unless the token after `length` finds all that its sliding windows reach."""

@@ -64,8 +64,11 @@ def _read(path: DualPath, entry: Entry, group: int, refs: list[SlotRef], into: l
     node, deadline_s = path.pool.nodes[entry.part.node], path.config.deadline_s
     size = path.layout.layer_block_bytes(path.layout.groups[group])
     ticket = node.read(refs, into, slot_bytes=size, lane=Lane.BULK, timeout_s=deadline_s)
-    outcomes = ticket.wait(deadline_s + 1.0)
-    wait_drained(ticket, node.name)
+    try:
+        outcomes = ticket.wait(deadline_s + 1.0)
+    finally:  # an interrupt too leaves nothing behind that writes to `into`
+        node.cancel(ticket)
+        wait_drained(ticket, node.name)
     for outcome in outcomes:
         if outcome is not Outcome.OK:
             raise lost(entry, node, outcome or Outcome.TIMEOUT, ticket.error)

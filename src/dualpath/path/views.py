@@ -95,8 +95,7 @@ class NodeViews:
             wanted[query.view] = max(wanted.get(query.view, []), entries, key=len)
         for id, entries in wanted.items():
             view = next(view for view in self._views.values() if view.id == id)
-            self._pool.nodes[share.node].drop_view(id)
-            view.serials.clear()
+            self._start_over(view)
             self._extend(view, plan, entries)
 
     def _release(self, view: _View) -> None:
@@ -126,8 +125,15 @@ class NodeViews:
         try:
             outcomes = node.extend_view(view.id, plan.index, plan.geometry, blocks)
         except PeerError as error:
+            self._start_over(view)
             raise lost(fresh[0], node, Outcome.LOST, error) from error
         for entry, outcome in zip(fresh, outcomes, strict=True):
             if outcome is not Outcome.OK:
+                self._start_over(view)
                 raise lost(entry, node, outcome, None)
         view.serials.extend(entry.block.serial for entry in fresh)
+
+    def _start_over(self, view: _View) -> None:
+        """What the node has of this view is not known, or not what was meant: the next step tells it anew."""
+        view.serials.clear()
+        self._pool.nodes[view.node].drop_view(view.id)
