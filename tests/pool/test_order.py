@@ -15,6 +15,7 @@ from dualpath.testing.node import block_key as key
 from dualpath.transport.base import Peer
 from dualpath.wire.messages import (
     Abort,
+    BlockKey,
     Commit,
     Done,
     Drop,
@@ -131,6 +132,17 @@ def test_what_was_given_up_longest_ago_is_forgotten() -> None:
     assert not given_up.since(key(2), 1)
     assert given_up.since(key(3), 11)
     assert not given_up.since(key(3), 12)
+
+
+def test_nothing_is_remembered_of_a_name_that_no_block_can_have(pair: tuple[Wire, Wire]) -> None:
+    """It could be of any size."""
+    wire, _ = pair
+    long = BlockKey(bytes(1 << 16), 0)
+    wire.call(Drop([long, key(1)], 5))
+    wire.call(Abort([long], 6))
+    owner = wire.session.state["pool"].connection.owner
+    assert not owner.given_up.since(long, 4)
+    assert owner.given_up.since(key(1), 4)
 
 
 class Listener:

@@ -319,6 +319,12 @@ def test_of_a_view_with_a_hole_nothing_is_chosen(wire: DirectConnection) -> None
     assert reply.chosen == [[], kept[1].chosen(q[1], 1, 0.25, 8)]
 
 
+def test_of_no_blocks_none_is_chosen(wire: DirectConnection) -> None:
+    one = Kept(wire, 1, GQA, range(3))
+    one.extend(wire)
+    assert rank(wire, [one], 0.25, blocks=0)[0] == Ranked([OK], [[]])
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [

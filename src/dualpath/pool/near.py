@@ -117,6 +117,10 @@ def _chosen(
     request: Attend | Rank, q: NDArray[np.float32], view: View, table: Slice, buffer: NDArray[np.uint8]
 ) -> NDArray[np.int64]:
     """Return the blocks of `table` that one row reads, as indices in it."""
+    import numpy as np
+
+    if count_of(request.read_fraction, len(table.offset)) == len(table.offset):
+        return np.arange(len(table.offset))
     bounds = view.bounds(request.layer, table, buffer)
     first = table.position == 0  # what a sequence begins with draws attention whatever it says
     return choose(q * q.dtype.type(request.scale), bounds, table.tokens, request.read_fraction, keep=first)

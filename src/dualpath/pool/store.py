@@ -162,7 +162,7 @@ class BlockStore:
     def abort(self, connection: Connection, keys: Sequence[BlockKey], *, serial: int = UNORDERED) -> None:
         """Give prepared slots back."""
         owner = connection.owner
-        for key in keys:
+        for key in _possible(keys):
             owner.given_up.note(key, serial)
             block = self._prepared.get((owner, key))
             if block is not None and not overtaken(serial, block.prepared_at):
@@ -172,7 +172,7 @@ class BlockStore:
         """Take the owner's pins away; a block without any is forgotten as soon as nothing keeps it."""
         self.tick()
         owner = connection.owner
-        for key in keys:
+        for key in _possible(keys):
             owner.given_up.note(key, serial)
             block = self._sealed.get((owner.tenant, key))
             if block is not None and block in owner.pinned and not overtaken(serial, owner.pinned[block]):
@@ -346,3 +346,8 @@ class BlockStore:
             del self._at[block.slab, slot]
             block.slab.give(slot)
         self.used -= block.bytes
+
+
+def _possible(keys: Iterable[BlockKey]) -> Iterable[BlockKey]:
+    """Return those that can have been prepared: what is remembered of the others could be of any size."""
+    return (key for key in keys if len(key.id) <= MAX_ID_BYTES)
