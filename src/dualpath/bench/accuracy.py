@@ -168,6 +168,7 @@ class _Measuring:
     def _forks(self, prefix: Sequence[int]) -> Iterator[tuple[Found, SequenceId]]:
         """Prefill `prefix`, and give a fork of it to each row; everything is closed again."""
         parent = self._path.open()
+        self._path.read_fraction = 1.0  # also where the last chunk of the prefix is one token
         self._engine.prefill(parent, prefix)
         for fraction, found in self.found.items():
             self._path.read_fraction = fraction
