@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,13 +14,14 @@ import pytest
 from tests.bench.nodes import PROGRAM, WITH_KEY, node_here, node_in
 from tests.host.conftest import needs_namespaces
 
-from dualpath.bench.rails import RailsSample, RailsSettings, report, run_rails_bench
+from dualpath.bench.rails import RailsSample, RailsSettings, _nominal, report, run_rails_bench
 from dualpath.bench.rails_pull import longest_gap, per_s
 from dualpath.bench.spread import Spread
 from dualpath.cli import main
 from dualpath.errors import UsageError
 from dualpath.host import pulling
 from dualpath.host.lab import Lab, lab
+from dualpath.host.tree import LiveTree
 
 QUICK = RailsSettings(seconds=0.02, rounds=1, block_bytes=4096, in_flight_bytes=64 << 10)
 GBIT = 10**9
@@ -51,6 +53,11 @@ def test_rows_state_each_nic_and_what_all_bring_together() -> None:
     assert [one.payload_bits_per_s for one in together.each] == [Spread(825, 800, 850), Spread(125, 100, 150)]
     assert [one.nominal_bits_per_s for one in together.each] == [1000, 200]
     assert report(QUICK, ("n",), {"eth2": None}, {("eth2",): [sample(eth2=1.0)]}, []).rows[0].of_nominal is None
+
+
+def test_nominal_speeds_are_those_of_the_nics_that_lead_there() -> None:
+    settings = replace(QUICK, nics=("eth1", "eth2", "eth3"), nominal_bits_per_s=(GBIT, 2 * GBIT))
+    assert _nominal(["eth3", "eth2"], settings, LiveTree()) == {"eth2": GBIT, "eth3": 2 * GBIT}
 
 
 def test_gaps_and_rates_of_a_pull() -> None:
@@ -122,6 +129,30 @@ def test_a_nic_of_the_machine_itself_is_pulled_only_by_who_means_it(
     assert main([*words, "eth4", "--yes"]) == 2
     assert "no NIC called eth4" in capsys.readouterr().err
     pulling.check_pull("eth2", on_the_machine_itself=True)
+
+
+def test_a_lost_remote_shell_leaves_no_nic_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        assert main(["bench", "rails", "--pool", "127.0.0.1:1", "--pull", "eth2"]) == 1
+        assert signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_an_interrupt_just_as_a_nic_went_down_has_it_set_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    states: list[str] = []
+
+    def set_state(nic: str, state: str) -> None:
+        states.append(state)
+        if state == "down":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(pulling, "_set_state", set_state)
+    with pytest.raises(KeyboardInterrupt), pulling.pulled("eth2"):
+        pass
+    assert states == ["down", "up"]
 
 
 @pytest.fixture

@@ -244,7 +244,7 @@ def _nominal(nics: Sequence[str], settings: RailsSettings, tree: Tree) -> dict[s
         raise UsageError(
             f"{len(given)} nominal speeds for {len(nics)} NICs", hint=f"one for all, or one each: {', '.join(nics)}"
         )
-    order = settings.nics or nics
+    order = [nic for nic in settings.nics if nic in nics] or nics
     return {nic: given[order.index(nic) if len(given) > 1 else 0] for nic in nics}
 
 

@@ -15,6 +15,7 @@ from dualpath.cli.bench_options import (
     SecondsOption,
 )
 from dualpath.cli.key import shared_key
+from dualpath.cli.lab import heed_hangup
 from dualpath.cli.options import Json
 from dualpath.cli.output import ByteSize, byte_size, emit, median_of, progress, range_of, stdout_console, table, words
 from dualpath.units import format_bytes, parse_bits_per_s
@@ -63,6 +64,7 @@ def rails_command(
     from dualpath.host.pulling import check_pull
 
     if pull:
+        heed_hangup()  # it may be the NIC that a remote shell comes over
         check_pull(pull, on_the_machine_itself=yes)
     settings = RailsSettings(
         seconds=seconds,

@@ -49,8 +49,8 @@ def in_named_namespace() -> bool:
 @contextlib.contextmanager
 def pulled(nic: str) -> Iterator[None]:
     """Take `nic` down for the block; it comes up again however the block is left. Raises `HostError`."""
-    _set_state(nic, "down")
     try:
+        _set_state(nic, "down")
         yield
     finally:
         with signals_held():
