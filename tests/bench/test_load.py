@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
+from collections.abc import Iterator
 
 import pytest
 
-from dualpath.bench import foreign
+from dualpath.bench import foreign, load
+from dualpath.bench.control import Control
 from dualpath.bench.foreign import bursts, send_bursts
 from dualpath.bench.load import VARIANTS, LoadConfig
 from dualpath.bench.load_rows import Served, add_quiet, load_row
@@ -131,6 +134,25 @@ def test_every_variant_serves_the_same_tokens(capsys: pytest.CaptureFixture[str]
     assert rows["dual-prefetch"]["wasted_bytes"] == 0
     assert rows["dual+reduce"]["wire_bytes_per_step"] < rows["dual"]["wire_bytes_per_step"] or extra
     assert found["settings"]["context"] == 192
+
+
+@pytest.mark.torch
+def test_control_messages_that_are_under_way_at_the_end_count(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @contextlib.contextmanager
+    def late(*_: object, **__: object) -> Iterator[Control]:
+        control = Control([0.001], 1)
+        yield control
+        control.seconds.append(7.0)
+        control.failed += 1
+
+    monkeypatch.setattr(load, "control_messages", late)
+    shape = "shape:layers=2,query_heads=4,kv_heads=2,head_dim=16,vocab=64"
+    words = ["--model", shape, "--context", "64", "--new-tokens", "2", "--hot", "64KiB", "--block-tokens", "16"]
+    assert main(["run", *words, "--concurrency", "1", "--rounds", "1", "--variant", "dual", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["variants"]
+    assert (row["control_ms_p50"], row["control_failed"]) == (pytest.approx(3500.5), 2)
 
 
 def test_a_row_beside_prompts_is_held_against_the_quiet_one() -> None:

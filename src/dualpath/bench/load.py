@@ -297,7 +297,7 @@ class _Serving:
             for sequence in sequences:
                 path.close_sequence(sequence)
             path.reader.end()
-            return Served(
+            served = Served(
                 ttft_s=ttft_s,
                 step_s=step_s,
                 wall_s=wall_s,
@@ -306,13 +306,15 @@ class _Serving:
                 stall_s=stall_s,
                 wasted_bytes=path.metrics.wasted_bytes,
                 peak_local_kv_bytes=path.metrics.peak_local_bytes,
-                control_s=list(control.seconds),
-                control_failed=control.failed,
+                control_s=(),
+                control_failed=0,
                 tokens=out,
                 rail_bytes=rails_used,
                 prefill_tokens=0 if bursts is None else bursts.tokens,
                 prefill_s=() if bursts is None else tuple(bursts.took_s),
             )
+        # only now has every control message had its answer: those that wait longest are under way at the end
+        return dataclasses.replace(served, control_s=tuple(control.seconds), control_failed=control.failed)
 
     def _arriving(self, pool: Pool) -> contextlib.AbstractContextManager[Bursts | None]:
         """Return the prompts that arrive in this turn."""
