@@ -17,7 +17,7 @@ from tests.bench.nodes import PROGRAM, WITH_KEY, node_here, node_in
 from tests.host.conftest import needs_namespaces
 
 from dualpath.bench import lanes
-from dualpath.bench.control import control_messages
+from dualpath.bench.control import Control, _Caller, control_messages
 from dualpath.bench.lanes import CASES, LanesSettings, Sample, report, run_lanes_bench, turned
 from dualpath.bench.raw_clock import Moved, linger, pumping
 from dualpath.bench.spread import Spread, ratios, spread
@@ -73,7 +73,21 @@ def test_cases_are_compared_within_a_round() -> None:
 def test_every_case_has_its_turn_at_every_place() -> None:
     orders = [turned(CASES, round_) for round_ in range(2 * len(CASES))]
     assert all(sorted(case.name for case in order) == sorted(case.name for case in CASES) for order in orders)
-    assert {order[0].name for order in orders} == {case.name for case in CASES}
+    for rounds in (orders[: len(CASES)], orders[len(CASES) :]):
+        assert [order[0] for order in rounds] == list(CASES)
+    for case in CASES:
+        assert sum(order.index(case) for order in orders) == len(CASES) * (len(CASES) - 1)
+
+
+def test_a_sender_that_breaks_does_not_keep_who_collects_waiting() -> None:
+    def start(*_: object, **__: object) -> None:
+        raise RuntimeError("a bug")
+
+    node: Any = SimpleNamespace(peer=SimpleNamespace(start=start))
+    caller = _Caller(node, Control(), threading.Event(), Lane.REALTIME, 1.0)
+    with pytest.raises(RuntimeError):
+        caller._send(0.0, 1.0)
+    assert caller._sent.get_nowait() is None
 
 
 @pytest.mark.parametrize("compute", [0, 1])

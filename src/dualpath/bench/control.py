@@ -74,11 +74,13 @@ class _Caller:
 
     def _send(self, first_s: float, period_s: float) -> None:
         due = time.monotonic() + first_s
-        while not self._end.wait(max(0.0, due - time.monotonic())):
-            started = time.perf_counter()
-            self._sent.put((started, self._node.peer.start(Ping(), lane=self._lane, timeout_s=self._timeout_s)))
-            due = max(due + period_s, time.monotonic())  # one that was late does not make the next ones come at once
-        self._sent.put(None)
+        try:
+            while not self._end.wait(max(0.0, due - time.monotonic())):
+                started = time.perf_counter()
+                self._sent.put((started, self._node.peer.start(Ping(), lane=self._lane, timeout_s=self._timeout_s)))
+                due = max(due + period_s, time.monotonic())  # one that is late does not make the next come at once
+        finally:
+            self._sent.put(None)
 
     def _collect(self) -> None:
         while (sent := self._sent.get()) is not None:

@@ -186,10 +186,10 @@ def run_lanes_bench(
 
 
 def turned(cases: Sequence[Case], round_: int) -> list[Case]:
-    """Return the cases in the order of a round: each is first once, and every other round goes backwards."""
+    """Return the cases in the order of a round: each is first once, and every other round goes backwards from there."""
     at = round_ % len(cases)
-    order = [*cases[at:], *cases[:at]]
-    return order[::-1] if round_ % 2 else order
+    first, *others = [*cases[at:], *cases[:at]]
+    return [first, *(reversed(others) if round_ % 2 else others)]
 
 
 def report(settings: LanesSettings, nodes: tuple[str, ...], nic: str, samples: dict[str, list[Sample]]) -> LanesReport:
