@@ -20,6 +20,7 @@ from dualpath.transport.dial import Dialer, Tcp, is_same_host
 from dualpath.transport.peer import RAILED_USER_TIMEOUT_MS
 from dualpath.transport.rails import MAX_RAILS, rails_to
 from dualpath.transport.reads import ReadLane
+from dualpath.transport.receiver import DROPS
 from dualpath.transport.requests import REQUEST_BYTES, Batch, split
 from dualpath.transport.stream import Stream
 from dualpath.transport.tcp import TcpPeer, TcpServer
@@ -165,6 +166,26 @@ def test_connections_that_end_together_do_not_lose_a_read():
         assert one.pull()
         one._disconnect(gone, True)
         assert (list(ticket.outcomes), ticket.drained, ticket.error) == ([Outcome.LOST], True, gone)
+
+
+def test_connections_that_are_shut_down_here_use_up_no_tries():
+    lane = ReadLane(Dialer(Tcp("10.0.0.2", 1), None, "t", 1.0), Lane.PREFETCH, 1, lambda *_: None)
+    lane._started = True  # its threads are played by this one
+    ticket = ReadTicket(1, time.monotonic() + 10, None)
+    ticket.hold(1)
+    gone, (reader,) = UnreachableError("reset"), lane.readers
+    lane.submit(split(ticket, refs(1), buffers(1, 8), 8))
+    with ExitStack() as opened:
+        for _ in range(2 * DROPS):
+            here, there = socket.socketpair()
+            opened.enter_context(there)
+            reader._attach(Stream(here))
+            assert reader.pull()
+            reader.hand_over()
+            reader._disconnect(gone, True)
+    (request,) = lane.queue
+    assert request.drops == 0
+    assert list(ticket.outcomes) == [None]
 
 
 def test_a_read_that_has_ended_is_not_queued_again():

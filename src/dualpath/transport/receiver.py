@@ -248,6 +248,7 @@ class Receiver:
                 stream.close()
             batches = [self.in_flight[number] for number in sorted(self.in_flight)]
             self.in_flight.clear()
+            dropped = dropped and not self._abandoned  # by the other end, not by who shut it down here
             again = self._abandoned or self._lane.others_live(self)
         alive = []
         for batch in batches:
