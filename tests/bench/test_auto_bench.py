@@ -65,6 +65,9 @@ def test_misuse(changes: dict[str, Any], says: str) -> None:
 
 def test_what_is_no_number_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "auto", "--nodes", "one"]) == 2
+    assert main(["bench", "auto", "--nodes", "1.5"]) == 2
+    assert main(["bench", "auto", "--context", "inf"]) == 2
+    assert main(["bench", "overlap", "--ratio", "nan"]) == 2
     assert "--nodes" in capsys.readouterr().err
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dualpath.cli.bench_overlap import numbers
+from dualpath.cli.bench_overlap import numbers, whole_numbers
 from dualpath.cli.lab import heed_hangup
 from dualpath.cli.options import Deadline, Dtype, Json, Threads, Window
 from dualpath.cli.output import ByteSize, emit, table, words
@@ -49,8 +49,8 @@ def auto_command(
         model=model,
         dtype=dtype,
         links_bits_per_s=tuple(parse_bits_per_s(one) for one in words(link)),
-        nodes=tuple(int(one) for one in numbers(nodes, "--nodes")),
-        contexts=tuple(int(one) for one in numbers(context, "--context")),
+        nodes=whole_numbers(nodes, "--nodes"),
+        contexts=whole_numbers(context, "--context"),
         hot_shares=numbers(hot, "--hot"),
         combinations=combinations,
         samples=samples,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any
 
 import typer
@@ -70,9 +71,20 @@ def overlap_command(
 def numbers(text: str, option: str) -> tuple[float, ...]:
     """Return the numbers between the commas of `text`. Raises `UsageError`, which names `option`."""
     try:
-        return tuple(float(word) for word in words(text))
+        found = tuple(float(word) for word in words(text))
     except ValueError:
-        raise UsageError(f"{option}: not numbers: {text!r}", hint=f"write it like {option} 0.5,1") from None
+        found = (math.nan,)
+    if not all(map(math.isfinite, found)):
+        raise UsageError(f"{option}: not numbers: {text!r}", hint=f"write it like {option} 0.5,1")
+    return found
+
+
+def whole_numbers(text: str, option: str) -> tuple[int, ...]:
+    """As `numbers`, of whole ones."""
+    found = numbers(text, option)
+    if not all(one.is_integer() for one in found):
+        raise UsageError(f"{option}: not whole numbers: {text!r}", hint=f"write it like {option} 1,2")
+    return tuple(map(int, found))
 
 
 def _print(result: dict[str, Any]) -> None:
