@@ -8,12 +8,13 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dualpath.bench.accuracy import AccuracyConfig, run_accuracy
+from dualpath.bench.accuracy import AccuracyConfig, _Measuring, run_accuracy
 from dualpath.bench.likelihood import compare, log_softmax
 from dualpath.bench.needle import DEPTHS, hide
 from dualpath.bench.report import FAR_READ, columns, verdict
@@ -131,6 +132,17 @@ def test_a_chat_template_goes_around() -> None:
 def test_the_exact_row_comes_first_and_each_row_once() -> None:
     config = AccuracyConfig(kv_dtypes=("int8", "same"), read_fractions=(0.5, 1.0, 0.5))
     assert config.rows() == (("same", 1.0), ("int8", 0.5), ("int8", 1.0), ("same", 0.5))
+
+
+def test_a_prefix_is_read_whole_whatever_the_row_before_read() -> None:
+    read: list[float] = []
+    path: Any = SimpleNamespace(read_fraction=1.0, open=lambda: 1, fork=lambda _: 2, close_sequence=lambda _: None)
+    engine: Any = SimpleNamespace(prefill=lambda *_: read.append(path.read_fraction))
+    pool: Any = None
+    measured = _Measuring(path, engine, pool, [1.0, 0.25])
+    for _ in range(2):
+        assert [path.read_fraction for _ in measured._forks((1,))] == [1.0, 0.25]
+    assert read == [1.0, 1.0]
 
 
 @pytest.mark.parametrize(
