@@ -453,6 +453,7 @@ def test_an_owner_that_was_fenced_off_cannot_commit(nodes: LocalNodes) -> None:
             with pytest.raises(StaleOwnerError):
                 world.step([(a, 8)])
             assert path.length(a) == 8
+            assert sum(pool.kept.values()) == 1  # the block of before, and not the one of the step that was undone
 
 
 def test_an_interrupt_while_room_is_reserved_leaves_none_reserved(

@@ -270,6 +270,19 @@ def test_blocks_of_a_view_come_in_order(wire: DirectConnection) -> None:
     assert sequence.extend(2, 3) == [OK]
 
 
+def test_a_view_is_extended_only_from_where_both_sides_take_it_to_end(wire: DirectConnection) -> None:
+    """Else a view whose connection was lost would begin anew with what is told of its end."""
+    sequence = Sequence(wire, 1, GQA, [8, 8, 8], 1)
+    for known in (1, 2):
+        with pytest.raises(UnknownViewError):
+            wire.call(ExtendView(1, 0, GQA, sequence.blocks[known:], known))
+    assert wire.call(Stats())[0].values["views"] == 0
+    assert wire.call(ExtendView(1, 0, GQA, sequence.blocks[:2], 0))[0].outcomes == [OK, OK]
+    with pytest.raises(UnknownViewError):
+        wire.call(ExtendView(1, 0, GQA, sequence.blocks[2:], 1))
+    assert wire.call(ExtendView(1, 0, GQA, sequence.blocks[2:], 2))[0].outcomes == [OK]
+
+
 def test_an_unsealed_block_is_a_hole(wire: DirectConnection) -> None:
     wire.call(Prepare([PrepareItem(block_key(1), 2, 2 * 2 * 8 * 16 * 4, 8)]))
     assert wire.call(ExtendView(1, 0, GQA, [ViewBlock(block_key(1), 0, 8)]))[0].outcomes == [LOST]

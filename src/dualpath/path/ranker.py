@@ -68,10 +68,11 @@ class Ranker:
             sent.append((share, message, part, self._send(share, message, part)))
         for share, message, part, pending in sent:
             try:
-                reply = pending.result()
-            except UnknownViewError:  # the connection was lost since the views were made
-                self._views.renew(plan, share)
-                reply = self._send(share, message, part).result()
+                try:
+                    reply = pending.result()
+                except UnknownViewError:  # the connection was lost since the views were made
+                    self._views.renew(plan, share)
+                    reply = self._send(share, message, part).result()
             except PeerError as error:
                 raise lost(share.entries[0][0], self._pool.nodes[share.node], Outcome.LOST, error) from error
             answers = zip(share.sequences, share.entries, reply.outcomes, reply.chosen, strict=True)

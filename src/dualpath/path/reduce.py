@@ -97,10 +97,11 @@ class Reducer:
         for share, message, part, pending in shipment.sent:
             asked = time.perf_counter()
             try:
-                reply = pending.result()
-            except UnknownViewError:  # the connection was lost since the views were made
-                self._views.renew(shipment.plan, share)
-                reply = self._send(share, message, part).result()
+                try:
+                    reply = pending.result()
+                except UnknownViewError:  # the connection was lost since the views were made
+                    self._views.renew(shipment.plan, share)
+                    reply = self._send(share, message, part).result()
             except PeerError as error:
                 raise self._lost(share, error) from error
             for entries, outcome in zip(share.entries, reply.outcomes, strict=True):

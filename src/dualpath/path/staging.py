@@ -100,15 +100,14 @@ class Staging:
 
     def commit(self, growths: list[Growth]) -> None:
         """Make growths real."""
-        sealed = [fill for growth in growths for fill in growth.fills if fill.sealing is not None]
         if self.writer is not None:
-            self.writer.commit([fill.sealing for fill in sealed if fill.sealing is not None])
-        if self.publisher is not None:
-            for growth in growths:
-                for fill in growth.full(self.layout.block_tokens)[-1:]:
-                    if fill.sealing is not None:
-                        end = fill.block.position + fill.tokens
-                        self.publisher.grown(growth.sequence.id, end, fill.sealing.id)
+            sealings = [fill.sealing for growth in growths for fill in growth.fills if fill.sealing is not None]
+            self.writer.commit(sealings)
+            try:
+                self._publish(growths)
+            except BaseException:  # another owns the sequence by now
+                self.writer.drop([(sealing.node, sealing.id) for sealing in sealings])
+                raise
         for growth in growths:
             sequence = growth.sequence
             if growth.replaced is not None:
@@ -126,6 +125,16 @@ class Staging:
             for fill in growth.full(self.layout.block_tokens):
                 self._seal(growth, fill)
             self._drop_unseen(sequence)
+
+    def _publish(self, growths: list[Growth]) -> None:
+        """Tell the directory how far sequences have got. Raises `StaleOwnerError`."""
+        if self.publisher is None:
+            return
+        for growth in growths:
+            for fill in growth.full(self.layout.block_tokens)[-1:]:
+                if fill.sealing is not None:
+                    end = fill.block.position + fill.tokens
+                    self.publisher.grown(growth.sequence.id, end, fill.sealing.id)
 
     def abort(self, growths: list[Growth]) -> None:
         """Undo growths."""

@@ -16,6 +16,7 @@ import numpy as np
 from dualpath.errors import PeerError
 from dualpath.path.reader import lost
 from dualpath.transport.base import Outcome
+from dualpath.wire.failures import UnknownViewError
 from dualpath.wire.messages import BlockKey, ViewBlock, ViewQuery
 
 if TYPE_CHECKING:
@@ -114,16 +115,25 @@ class NodeViews:
                 view = None
         if view is None:
             view = self._views[key] = _View(next(_ids), node)
-        self._extend(view, plan, entries[len(view.serials) :])
+        try:
+            self._extend(view, plan, entries)
+        except UnknownViewError:  # it ended with a connection
+            self._start_over(view)
+            self._extend(view, plan, entries)
         return view
 
-    def _extend(self, view: _View, plan: GroupPlan, fresh: list[Entry]) -> None:
+    def _extend(self, view: _View, plan: GroupPlan, entries: list[Entry]) -> None:
+        """Tell what the node does not know yet of `entries`. Raises `BlockLostError`, `UnknownViewError`."""
+        known = len(view.serials)
+        fresh = entries[known:]
         if not fresh:
             return
         node = self._pool.nodes[view.node]
         blocks = [ViewBlock(BlockKey(e.block.id, plan.index), e.block.position, e.tokens) for e in fresh if e.block.id]
         try:
-            outcomes = node.extend_view(view.id, plan.index, plan.geometry, blocks)
+            outcomes = node.extend_view(view.id, plan.index, plan.geometry, blocks, known)
+        except UnknownViewError:
+            raise
         except PeerError as error:
             self._start_over(view)
             raise lost(fresh[0], node, Outcome.LOST, error) from error

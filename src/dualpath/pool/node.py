@@ -265,9 +265,16 @@ class PoolNode:
 
     # --- attention near the data -----------------------------------------------------------------------------
 
-    def extend_view(self, view: int, group: int, geometry: Geometry, blocks: Sequence[ViewBlock]) -> list[Outcome]:
-        """Append blocks to a view, creating it if it is new. `LOST`: not at this node; the view has a hole there."""
-        return self._call(ExtendView(view, group, geometry, list(blocks)), Outcomes, Lane.REALTIME).outcomes
+    def extend_view(
+        self, view: int, group: int, geometry: Geometry, blocks: Sequence[ViewBlock], known: int = -1
+    ) -> list[Outcome]:
+        """Append blocks to a view of `known` blocks (negative: not said), creating it if it is new.
+
+        `LOST`: not at this node; the view has a hole there. Raises `UnknownViewError` if the node knows of another
+        number of blocks: the connection was lost since.
+        """
+        request = ExtendView(view, group, geometry, list(blocks), known)
+        return self._call(request, Outcomes, Lane.REALTIME).outcomes
 
     def drop_view(self, view: int) -> None:
         """Forget a view and let go of its blocks. Best effort."""

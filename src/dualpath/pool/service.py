@@ -27,6 +27,7 @@ from dualpath.pool.store import GRACE_S, BlockStore
 from dualpath.pool.views import View
 from dualpath.transport.base import Reply, Session
 from dualpath.wire import messages as wire
+from dualpath.wire.failures import UnknownViewError
 from dualpath.wire.messages import Message, Outcome, Outcomes, Write
 
 if TYPE_CHECKING:
@@ -220,6 +221,9 @@ class PoolService:
     def _extend_view(self, session: Session, message: wire.ExtendView, payload: memoryview) -> Reply:
         client = self._client(session)
         view = client.views.get(message.view)
+        has = 0 if view is None else view.count
+        if message.known not in (-1, has):
+            raise UnknownViewError(f"view {message.view} has {has} blocks here, not {message.known}")
         if view is None:
             if len(client.views) >= MAX_VIEWS:
                 raise UsageError(f"a connection has at most {MAX_VIEWS} views", hint="drop views of ended sequences")

@@ -216,13 +216,15 @@ class ExtendView(Message, frozen=True):
     """Append blocks to a view (a sequence's block table at this node), creating it if `view` is new.
 
     Afterwards `Attend` names the view only, so that its bytes do not grow with the context. A view holds a lease on
-    its blocks until `DropView` or the end of its connection's session. Reply `Outcomes`, one per block.
+    its blocks until `DropView` or the end of its connection's session. Reply `Outcomes`, one per block; or `Failure`
+    `UNKNOWN_VIEW` if the view does not have `known` blocks (negative: not said), since it ended with a connection.
     """
 
     view: int
     group: int
     geometry: Geometry
     blocks: list[ViewBlock]
+    known: int = -1
 
 
 class DropView(Message, frozen=True):
