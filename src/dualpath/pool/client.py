@@ -28,7 +28,10 @@ __all__ = ["NodePartials", "PendingAttend", "PendingRank", "Pool", "PoolNode", "
 
 
 class Pool:
-    """The nodes of a pool as `tenant` sees them, in the order of the spec. Closes them all when left."""
+    """The nodes of a pool as `tenant` sees them, in the order of the spec. Closes them all when left.
+
+    Several paths may share one, on one thread: to its nodes they are one owner, whose requests have one order.
+    """
 
     def __init__(self, nodes: Sequence[PoolNode], tenant: str = "default") -> None:
         self.nodes = tuple(nodes)
