@@ -199,8 +199,8 @@ def test_paths_over_one_pool_take_nothing_from_each_other(nodes: LocalNodes, sch
             a, b, c = first.open(), second.open(), third.open()
             first.fill_random(a, TOKENS, seed=3)
             second.begin([(b, TOKENS[:8])]).abort()  # a block that the first has sealed
-            outs = one_step(first, a)
             assert second.attach(b, TOKENS) == third.attach(c, TOKENS) == 40
+            outs = one_step(first, a)
             first.close_sequence(a)
             for path, sequence in ((second, b), (third, c)):  # far blocks, and views of them
                 for one, other in zip(outs, one_step(path, sequence), strict=True):
