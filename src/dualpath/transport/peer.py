@@ -69,7 +69,7 @@ class StreamPeer:
         self._learning = threading.Lock()
         self._turn = dict.fromkeys(Lane, 0)  # which rail its calls use; grows with every failure
         self._node = str(address)
-        self._instance = b""
+        self._instance = self._taught = b""  # whose rails are known
         self._closed = False
         self._lock = threading.Lock()
         self._streams: list[Stream] = []
@@ -115,7 +115,7 @@ class StreamPeer:
 
     def _opened(self, stream: Stream, welcome: Welcome) -> None:
         with self._lock:
-            learn = welcome.instance != self._instance and not self._closed
+            learn = welcome.instance != self._taught and not self._closed
             self._node, self._instance = welcome.node, welcome.instance
             for old in [s for s in self._streams if s.closed]:
                 self._streams.remove(old)
@@ -123,20 +123,26 @@ class StreamPeer:
                 self._past.rx_bytes += old.received
             self._streams.append(stream)
         if learn:
-            self._learn(stream, welcome.rails)
+            self._learn(stream, welcome)
 
-    def _learn(self, stream: Stream, advertised: Sequence[str]) -> None:
-        """The node's process told at which addresses it listens: use every rail that leads there."""
+    def _learn(self, stream: Stream, welcome: Welcome) -> None:
+        """The node's process told at which addresses it listens: use every rail that leads there.
+
+        If the connection is gone already, the next one tells it again.
+        """
         if not isinstance(self._first.address, Tcp):
             return
         from dualpath.host.addresses import local_addresses
 
-        with self._learning, contextlib.suppress(OSError):  # the connection may be gone already
-            found: list[Rail] = []
+        with self._learning, contextlib.suppress(OSError):
+            if self._taught == welcome.instance:  # by another thread meanwhile
+                return
+            advertised, found = welcome.rails, list[Rail]()
             dialled = Tcp(*stream.sock.getpeername()[:2])  # one of the addresses, also where it was dialled by a name
             if advertised or self._nics:
                 found = rails_to(dialled, advertised, local_addresses(), nics=self._nics)[: self._max_rails]
             self._spread(found if len(found) > 1 or self._nics else [], dialled)
+            self._taught = welcome.instance
 
     def _spread(self, found: Sequence[Rail], dialled: Tcp) -> None:
         """Use these rails, or where there are none the address that was asked for."""
