@@ -32,6 +32,7 @@ from dualpath.path.residency import HotRegion
 from dualpath.path.sequences import Block, Part, Sequence, SequenceId
 from dualpath.path.staging import Staging, scratch_bytes
 from dualpath.path.step import Step
+from dualpath.path.views import NodeViews
 from dualpath.path.writer import Writer
 from dualpath.units import format_bytes
 
@@ -68,6 +69,7 @@ class DualPath:
         )
         self._trace: IO[str] | None = None
         self.reader: Reader = NoReader()
+        self._views: NodeViews | None = None
         self.reducer: Reducer | None = None
         self.ranker: Ranker | None = None
         self.auto: Auto | None = None
@@ -91,9 +93,11 @@ class DualPath:
                 deadline_s=config.deadline_s,
             )
             if config.scheme.reduces:
-                self.reducer = Reducer(pool, self.metrics, config.deadline_s)
+                self._views = NodeViews(pool)
+                self.reducer = Reducer(pool, self._views, self.metrics, config.deadline_s)
             elif config.scheme.reads_partly:
-                self.ranker = Ranker(pool, self.metrics, config.deadline_s)
+                self._views = NodeViews(pool)
+                self.ranker = Ranker(pool, self._views, self.metrics, config.deadline_s)
         self._sequences: dict[SequenceId, Sequence] = {}
         self._ids = itertools.count(1)
         self._hot = HotRegion(self.arena, layout)
@@ -149,18 +153,16 @@ class DualPath:
         for block in child.blocks:
             block.owners += 1
         self._add(child)
-        for one in (self.reducer, self.ranker):
-            if one is not None:
-                one.fork(sequence, child.id)
+        if self._views is not None:
+            self._views.fork(sequence, child.id)
         return child.id
 
     def close_sequence(self, sequence: SequenceId) -> None:
         """Forget a sequence; blocks that nobody shares are freed, locally and at their nodes."""
         found = self._get(sequence)
         del self._sequences[sequence]
-        for one in (self.reducer, self.ranker):
-            if one is not None:
-                one.forget(sequence)
+        if self._views is not None:
+            self._views.forget(sequence)
         self._staging.release(found.blocks)
         if self.publisher is not None:
             self.publisher.ended(sequence)

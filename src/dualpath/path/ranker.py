@@ -10,15 +10,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dualpath.errors import PeerError
-from dualpath.path.reader import lost
-from dualpath.path.views import NodeViews, Share
-from dualpath.transport.base import Outcome
-from dualpath.wire.failures import UnknownViewError
 from dualpath.wire.messages import Rank
 
 if TYPE_CHECKING:
@@ -27,6 +23,7 @@ if TYPE_CHECKING:
     from dualpath.path.metrics import PathMetrics
     from dualpath.path.plan import Entry, GroupPlan
     from dualpath.path.sequences import SequenceId
+    from dualpath.path.views import NodeViews, Share
     from dualpath.pool.client import Pool
     from dualpath.pool.node import PendingRank
 
@@ -36,9 +33,8 @@ if TYPE_CHECKING:
 class Ranker:
     """Asks nodes which of their blocks the rows of a step need most."""
 
-    def __init__(self, pool: Pool, metrics: PathMetrics, deadline_s: float) -> None:
-        self._pool, self._metrics, self._deadline_s = pool, metrics, deadline_s
-        self._views = NodeViews(pool)
+    def __init__(self, pool: Pool, views: NodeViews, metrics: PathMetrics, deadline_s: float) -> None:
+        self._pool, self._views, self._metrics, self._deadline_s = pool, views, metrics, deadline_s
         self._shares: dict[int, list[Share]] = {}
         self._read_fraction = 1.0
 
@@ -67,31 +63,13 @@ class Ranker:
             part = np.ascontiguousarray(q[share.rows])
             sent.append((share, message, part, self._send(share, message, part)))
         for share, message, part, pending in sent:
-            try:
-                try:
-                    reply = pending.result()
-                except UnknownViewError:  # the connection was lost since the views were made
-                    self._views.renew(plan, share)
-                    reply = self._send(share, message, part).result()
-            except PeerError as error:
-                raise lost(share.entries[0][0], self._pool.nodes[share.node], Outcome.LOST, error) from error
-            answers = zip(share.sequences, share.entries, reply.outcomes, reply.chosen, strict=True)
-            for sequence, entries, outcome, indices in answers:
-                if outcome is not Outcome.OK:
-                    raise lost(entries[0], self._pool.nodes[share.node], outcome, None)
+            reply = self._views.answer(plan, share, pending, partial(self._send, share, message, part))
+            for sequence, entries, indices in zip(share.sequences, share.entries, reply.chosen, strict=True):
                 self._metrics.far_blocks += len(entries)
                 self._metrics.far_blocks_read += len(indices)
                 chosen[sequence] += [entries[i] for i in indices]
         self._metrics.stall_s += time.perf_counter() - started
         return [sorted(entries, key=lambda entry: entry.block.position) for entries in chosen]
-
-    def fork(self, parent: SequenceId, child: SequenceId) -> None:
-        """The child's far blocks are the parent's."""
-        self._views.fork(parent, child)
-
-    def forget(self, sequence: SequenceId) -> None:
-        """The sequence is gone: drop its views."""
-        self._views.forget(sequence)
 
     def _send(self, share: Share, message: Rank, q: Float32) -> PendingRank:
         return self._pool.nodes[share.node].start_rank(message, q, timeout_s=self._deadline_s)

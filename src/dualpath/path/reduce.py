@@ -8,17 +8,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dualpath.attention.base import State
-from dualpath.errors import BlockLostError, PeerError
 from dualpath.path.rates import Answers
-from dualpath.path.reader import lost
-from dualpath.path.views import NodeViews, Share
-from dualpath.transport.base import Outcome
-from dualpath.wire.failures import UnknownViewError
 from dualpath.wire.messages import Attend
 
 if TYPE_CHECKING:
@@ -28,6 +24,7 @@ if TYPE_CHECKING:
     from dualpath.path.metrics import PathMetrics
     from dualpath.path.plan import GroupPlan
     from dualpath.path.sequences import SequenceId
+    from dualpath.path.views import NodeViews, Share
     from dualpath.pool.client import NodePartials, PendingAttend, Pool
 
     Float32 = NDArray[np.float32]
@@ -49,9 +46,8 @@ class Shipment:
 class Reducer:
     """Sends queries to nodes and collects partials. `answers`: by node, what it has answered in this step so far."""
 
-    def __init__(self, pool: Pool, metrics: PathMetrics, deadline_s: float) -> None:
-        self._pool, self._metrics, self._deadline_s = pool, metrics, deadline_s
-        self._views = NodeViews(pool)
+    def __init__(self, pool: Pool, views: NodeViews, metrics: PathMetrics, deadline_s: float) -> None:
+        self._pool, self._views, self._metrics, self._deadline_s = pool, views, metrics, deadline_s
         self._shares: dict[int, list[Share]] = {}
         self._read_fraction = 1.0
         self.observed: list[tuple[str, State, int]] = []
@@ -96,17 +92,7 @@ class Reducer:
         self.observed.clear()
         for share, message, part, pending in shipment.sent:
             asked = time.perf_counter()
-            try:
-                try:
-                    reply = pending.result()
-                except UnknownViewError:  # the connection was lost since the views were made
-                    self._views.renew(shipment.plan, share)
-                    reply = self._send(share, message, part).result()
-            except PeerError as error:
-                raise self._lost(share, error) from error
-            for entries, outcome in zip(share.entries, reply.outcomes, strict=True):
-                if outcome is not Outcome.OK:
-                    raise lost(entries[0], self._pool.nodes[share.node], outcome, None)
+            reply = self._views.answer(shipment.plan, share, pending, partial(self._send, share, message, part))
             self._metrics.far_blocks += sum(len(entries) for entries in share.entries)
             self._metrics.far_blocks_read += reply.blocks_read
             self._note(shipment, share, reply, asked, beside)
@@ -117,14 +103,6 @@ class Reducer:
                 self.observed.append((self._pool.nodes[share.node].name, State(reply.max, reply.exp_sum, acc), tokens))
         self._metrics.stall_s += time.perf_counter() - started
         return partials
-
-    def fork(self, parent: SequenceId, child: SequenceId) -> None:
-        """The child's far blocks are the parent's."""
-        self._views.fork(parent, child)
-
-    def forget(self, sequence: SequenceId) -> None:
-        """The sequence is gone: drop its views."""
-        self._views.forget(sequence)
 
     def _note(self, shipment: Shipment, share: Share, reply: NodePartials, asked: float, beside_s: float) -> None:
         """Add up what this answer tells of the node's speed. Not waited for, it only bounds the round trip.
@@ -144,9 +122,6 @@ class Reducer:
 
     def _send(self, share: Share, message: Attend, q: Float32) -> PendingAttend:
         return self._pool.nodes[share.node].start_attend(message, q, timeout_s=self._deadline_s)
-
-    def _lost(self, share: Share, error: PeerError) -> BlockLostError:
-        return lost(share.entries[0][0], self._pool.nodes[share.node], Outcome.LOST, error)
 
 
 def _spread(out: Float32, lse: Float32, rows: NDArray[np.int64], total: int) -> Partial:

@@ -7,9 +7,9 @@ views while their blocks agree.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 
@@ -25,6 +25,19 @@ if TYPE_CHECKING:
     from dualpath.path.plan import Entry, GroupPlan
     from dualpath.path.sequences import SequenceId
     from dualpath.pool.client import Pool
+
+
+class _Answer(Protocol):
+    @property
+    def outcomes(self) -> Sequence[Outcome]: ...
+
+
+_A = TypeVar("_A", bound=_Answer)
+_A_co = TypeVar("_A_co", bound=_Answer, covariant=True)
+
+
+class _Asked(Protocol[_A_co]):
+    def result(self) -> _A_co: ...
 
 
 _ids = itertools.count(1)  # of this process: paths that share a pool share the connections that views belong to
@@ -89,7 +102,26 @@ class NodeViews:
         for key in [key for key in self._views if key[0] == sequence]:
             self._release(self._views.pop(key))
 
-    def renew(self, plan: GroupPlan, share: Share) -> None:
+    def answer(self, plan: GroupPlan, share: Share, asked: _Asked[_A], ask: Callable[[], _Asked[_A]]) -> _A:
+        """Wait for what a node answers about its share; if its views ended with a connection, tell them and ask again.
+
+        Raises `BlockLostError`.
+        """
+        node = self._pool.nodes[share.node]
+        try:
+            try:
+                reply = asked.result()
+            except UnknownViewError:
+                self._renew(plan, share)
+                reply = ask().result()
+        except PeerError as error:
+            raise lost(share.entries[0][0], node, Outcome.LOST, error) from error
+        for entries, outcome in zip(share.entries, reply.outcomes, strict=True):
+            if outcome is not Outcome.OK:
+                raise lost(entries[0], node, outcome, None)
+        return reply
+
+    def _renew(self, plan: GroupPlan, share: Share) -> None:
         """Tell a node that has forgotten its views, or their beginnings, what they were."""
         wanted: dict[int, list[Entry]] = {}  # forks that share a view may mean different numbers of its blocks
         for query, entries in zip(share.queries, share.entries, strict=True):
