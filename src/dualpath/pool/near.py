@@ -105,11 +105,9 @@ def _most_relevant(
     row = 0
     for query, table in zip(request.queries, tables, strict=True):
         q, row = queries[row], row + query.rows
-        blocks = 0 if table is None else len(table.offset)
-        if table is None or query.rows > 1 or count_of(request.read_fraction, blocks) == blocks:
-            chosen.append(table)
-            continue
-        chosen.append(table.only(_chosen(request, q, views[query.view], table, buffer)))
+        if table is not None and query.rows == 1:
+            table = table.only(_chosen(request, q, views[query.view], table, buffer))
+        chosen.append(table)
     return chosen
 
 

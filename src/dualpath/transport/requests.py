@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dualpath.errors import PeerError
 from dualpath.transport.ticket import ReadTicket
@@ -42,15 +42,7 @@ class ReadRequest:
 
     def cut(self, items: int) -> ReadRequest:
         """Split off the first `items` items as a request of their own; this one keeps the rest."""
-        head = ReadRequest(
-            self.ticket,
-            self.first,
-            self.refs[:items],
-            self.destinations[:items],
-            self.slot_bytes,
-            self.number,
-            self.drops,
-        )
+        head = replace(self, refs=self.refs[:items], destinations=self.destinations[:items])
         self.ticket.hold_another()
         self.first += items
         self.refs, self.destinations = self.refs[items:], self.destinations[items:]
