@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from dualpath.cli.key import shared_key
+from dualpath.cli.numbers import numbers, whole_numbers
 from dualpath.cli.options import Deadline, Dtype, Hot, Json, Nodes, Threads
 from dualpath.cli.output import ByteSize, emit, table, words
-from dualpath.errors import UsageError
 from dualpath.units import format_bytes
 
 HOT = ByteSize(16 << 20)
@@ -59,12 +59,12 @@ def accuracy_command(
         model=model,
         dtype=dtype,
         kv_dtypes=words(kv_dtype),
-        read_fractions=_numbers(read_fraction, "--read-fraction", float),
+        read_fractions=numbers(read_fraction, "--read-fraction"),
         prompt_file=prompt_file,
         offset=offset,
         context=context,
         scored=scored,
-        needles=tuple(length for length in _numbers(needles, "--needles", int) if length),
+        needles=tuple(length for length in whole_numbers(needles, "--needles") if length),
         hot_bytes=int(hot),
         block_tokens=block_tokens,
         nodes=nodes,
@@ -75,13 +75,6 @@ def accuracy_command(
         deadline_s=deadline,
     )
     emit(as_json, run_accuracy(config, view=TerminalView()), print_accuracy)
-
-
-def _numbers(text: str, option: str, kind: Any) -> tuple[Any, ...]:
-    try:
-        return tuple(kind(word) for word in words(text))
-    except ValueError:
-        raise UsageError(f"{option} is {text!r}", hint="numbers, separated by commas") from None
 
 
 def print_accuracy(result: dict[str, Any]) -> None:

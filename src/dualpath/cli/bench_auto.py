@@ -6,16 +6,16 @@ from typing import Annotated, Any
 
 import typer
 
-from dualpath.cli.bench_overlap import numbers, whole_numbers
 from dualpath.cli.lab import heed_hangup
-from dualpath.cli.options import Deadline, Dtype, Json, Threads, Window
+from dualpath.cli.numbers import numbers, whole_numbers
+from dualpath.cli.options import Deadline, Dtype, Json, Model, Seed, Threads, Window
 from dualpath.cli.output import ByteSize, emit, table, words
 from dualpath.cli.run import TerminalView, yield_idle_cores
 from dualpath.units import format_bits_per_s, format_bytes, parse_bits_per_s
 
 
 def auto_command(
-    model: Annotated[str, typer.Option(help="Built-in name, model folder, hub id, or shape:layers=2,...")] = "smollm2",
+    model: Model = "smollm2",
     dtype: Dtype = "float32",
     link: Annotated[str, typer.Option(metavar="RATE,...", help="Rates of each node's link.")] = "200Mbit,1Gbit,4Gbit",
     nodes: Annotated[str, typer.Option(metavar="N,...", help="Numbers of nodes.")] = "1,2",
@@ -26,7 +26,7 @@ def auto_command(
     window: Window = ByteSize(64 << 20),
     block_tokens: Annotated[int, typer.Option(help="Tokens of a block.", min=16)] = 128,
     threads: Threads = 0,
-    seed: Annotated[int, typer.Option(help="Seed of random KV and random token ids.")] = 0,
+    seed: Seed = 0,
     deadline: Deadline = 30.0,
     as_json: Json = False,
 ) -> None:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from typing import Annotated, Any
 
 import typer
 
 from dualpath.cli.lab import heed_hangup
-from dualpath.cli.options import Deadline, Dtype, Json, Threads, Window
-from dualpath.cli.output import ByteSize, emit, table, words
+from dualpath.cli.numbers import numbers
+from dualpath.cli.options import Deadline, Dtype, Json, Model, Seed, Threads, Window
+from dualpath.cli.output import ByteSize, emit, table
 from dualpath.cli.run import TerminalView, yield_idle_cores
-from dualpath.errors import UsageError
 from dualpath.units import format_bits_per_s, format_bytes, parse_bits_per_s
 
 
 def overlap_command(
-    model: Annotated[str, typer.Option(help="Built-in name, model folder, hub id, or shape:layers=2,...")] = "smollm2",
+    model: Model = "smollm2",
     dtype: Dtype = "float32",
     context: Annotated[int, typer.Option(help="Tokens of random KV.", min=32)] = 4096,
     link: Annotated[
@@ -28,7 +27,7 @@ def overlap_command(
     window: Window = ByteSize(64 << 20),
     block_tokens: Annotated[int, typer.Option(help="Tokens of a block.", min=16)] = 256,
     threads: Threads = 0,
-    seed: Annotated[int, typer.Option(help="Seed of random KV and random token ids.")] = 0,
+    seed: Seed = 0,
     deadline: Deadline = 30.0,
     as_json: Json = False,
 ) -> None:
@@ -66,25 +65,6 @@ def overlap_command(
     emit(as_json, result, _print)
     if not result["ok"]:
         raise typer.Exit(1)
-
-
-def numbers(text: str, option: str) -> tuple[float, ...]:
-    """Return the numbers between the commas of `text`. Raises `UsageError`, which names `option`."""
-    try:
-        found = tuple(float(word) for word in words(text))
-    except ValueError:
-        found = (math.nan,)
-    if not all(map(math.isfinite, found)):
-        raise UsageError(f"{option}: not numbers: {text!r}", hint=f"write it like {option} 0.5,1")
-    return found
-
-
-def whole_numbers(text: str, option: str) -> tuple[int, ...]:
-    """As `numbers`, of whole ones."""
-    found = numbers(text, option)
-    if not all(one.is_integer() for one in found):
-        raise UsageError(f"{option}: not whole numbers: {text!r}", hint=f"write it like {option} 1,2")
-    return tuple(map(int, found))
 
 
 def _print(result: dict[str, Any]) -> None:

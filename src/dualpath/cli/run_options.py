@@ -8,7 +8,20 @@ from typing import Annotated, Any, ClassVar
 
 import typer
 
-from dualpath.cli.options import Deadline, Dtype, Explain, Hot, KVDtype, Nodes, ReadFraction, Report, Threads, Window
+from dualpath.cli.options import (
+    Deadline,
+    Dtype,
+    Explain,
+    Hot,
+    KVDtype,
+    Model,
+    Nodes,
+    ReadFraction,
+    Report,
+    Seed,
+    Threads,
+    Window,
+)
 from dualpath.cli.output import ByteSize
 from dualpath.errors import UsageError
 from dualpath.transport.rails import MAX_RAILS
@@ -21,7 +34,7 @@ class WorkOptions:
     """What is computed."""
 
     title: ClassVar[str] = "Model and work"
-    model: Annotated[str, typer.Option(help="Built-in name, model folder, hub id, or shape:layers=2,...")] = "smollm2"
+    model: Model = "smollm2"
     dtype: Dtype = "float32"
     kv_dtype: KVDtype = "same"
     context: Annotated[int, typer.Option(help="Tokens of the prompt.", min=1)] = 4096
@@ -29,7 +42,7 @@ class WorkOptions:
         int, typer.Option("--new-tokens", "--samples", help="Tokens to decode with each scheme.", min=2)
     ] = 64
     threads: Threads = 0
-    seed: Annotated[int, typer.Option(help="Seed of random KV and random token ids.")] = 0
+    seed: Seed = 0
 
 
 @dataclass(frozen=True)
