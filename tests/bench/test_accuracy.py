@@ -169,7 +169,7 @@ def test_settings_that_cannot_work(changes: dict[str, Any]) -> None:
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every model that is loaded be a tiny one with a tokenizer."""
-    pytest.importorskip("torch")
+    pytest.importorskip("torch", reason="needs the torch extra")
     from dualpath.engine import load
 
     loaded = dataclasses.replace(load.load_model(SHAPE), tokenizer=Characters())

@@ -33,7 +33,7 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """One run of all schemes, and its report."""
-    pytest.importorskip("torch")
+    pytest.importorskip("torch", reason="needs the torch extra")
     page = tmp_path_factory.mktemp("report") / "out.html"
     out, standard = io.StringIO(), sys.stdout
     sys.stdout = out
@@ -173,7 +173,7 @@ def test_bad_input_is_one_line_and_a_hint(
 
 @pytest.mark.torch
 def test_an_interrupt_leaves_nothing_running() -> None:
-    psutil = pytest.importorskip("psutil")
+    psutil = pytest.importorskip("psutil", reason="needs psutil")
     words = [sys.executable, "-m", "dualpath", "run", "--model", SHAPE, "--fill", "random", "--context", "20000"]
     words += ["--samples", "100000", "--scheme", "reduce"]
     process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env={**os.environ})

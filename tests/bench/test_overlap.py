@@ -98,7 +98,7 @@ def test_a_short_run(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.torch
 def test_an_interrupt_leaves_no_process_and_no_namespace() -> None:
     needs_namespaces()
-    psutil = pytest.importorskip("psutil")
+    psutil = pytest.importorskip("psutil", reason="needs psutil")
     words = [
         sys.executable,
         "-m",

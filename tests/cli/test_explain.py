@@ -14,7 +14,7 @@ SHAPE = "shape:layers=2,query_heads=4,kv_heads=2,head_dim=16,hidden=64,vocab=128
 @pytest.mark.torch
 @pytest.mark.parametrize("kept", ["same", "int8"])
 def test_partials_are_right_over_kv_as_it_is_kept(kept: str, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("torch")
+    pytest.importorskip("torch", reason="needs the torch extra")
     code = cli.main(["explain", "--model", SHAPE, "--context", "200", "--hot", "16KiB", "--kv-dtype", kept, "--json"])
     found = json.loads(capsys.readouterr().out)
     assert (code, len(found["layers"])) == (0, 2)

@@ -17,8 +17,8 @@ from dualpath.errors import HostError, UnknownModelError, UsageError
 @pytest.fixture(scope="module")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A complete folder of a tiny Llama with a byte-level tokenizer."""
-    pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("torch", reason="needs the torch extra")
+    transformers = pytest.importorskip("transformers", reason="needs the torch extra")
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     folder = tmp_path_factory.mktemp("tiny")
