@@ -214,16 +214,19 @@ class CallConnection:
         self.stream.payload_done()
         return rest
 
-    def _receive_meanwhile(self) -> bool:
-        """While sending: take one reply, if there is one and nobody else receives."""
+    def _receive_meanwhile(self, deadline: float) -> bool:
+        """While sending: take one reply, if there is one and nobody else receives, or has just received it."""
         if not self._receiving.acquire(blocking=False):
             return False
         try:
-            self._receive_one(time.monotonic() + 5.0)
+            if not self.stream.has_input:
+                return False
+            self._receive_one(deadline)
         except (PeerError, TimeoutError) as error:
             raise OSError(str(error)) from error
         finally:
             self._receiving.release()
+            self._wake_followers()
         return True
 
     def _give_up(self, pending: PendingCall, until: float) -> None:

@@ -32,6 +32,7 @@ IOV_MAX = 512  # the kernel takes 1024
 PIECE_BYTES = 1 << 20  # handed to the kernel at once: many MiB, or 256 KiB, a call were a third slower over loopback
 MAX_DESCRIPTORS = 4
 NAP_S = 0.25  # the longest that a receive with a deadline sleeps before it looks at the clock again
+YIELD_S = 0.01  # a sender that cannot send looks again after this, while another thread receives
 _LARGE = 256 << 10  # from here on, waking up for every few segments costs more than setting a timeout
 _WAITALL, _DONTWAIT = int(socket.MSG_WAITALL), int(socket.MSG_DONTWAIT)
 
@@ -98,6 +99,11 @@ class Stream:
         self._naps = True
 
     @property
+    def has_input(self) -> bool:
+        """Whether a receive would find something at once: bytes, or the end of the stream. Never blocks."""
+        return self._from < self._to or bool(self._ready(select.POLLIN, 0.0))
+
+    @property
     def in_frame(self) -> bool:
         """Whether the receiving side stands within a frame, so that giving up means closing."""
         return self._in_payload or self.parser.in_frame
@@ -111,15 +117,15 @@ class Stream:
         payload: Sequence[Any] = (),
         *,
         deadline: float | None = None,
-        while_full: Callable[[], bool] | None = None,
+        while_full: Callable[[float], bool] | None = None,
         descriptors: Sequence[int] = (),
         turn: Callable[[], None] | None = None,
     ) -> None:
         """Send a whole frame. With a `deadline` (monotonic) raise `TimeoutError` when it passes.
 
-        `while_full` is called instead of waiting when the socket is full and there is something to read; it returns
-        whether it read anything. The frame goes out in pieces of about `PIECE_BYTES`; `turn`, if given, is called
-        before each. Raises `OSError` when the connection is gone. After an error a part may be sent.
+        `while_full` is called with the deadline, instead of waiting, when the socket is full and there is something to
+        read; it returns whether it read anything. The frame goes out in pieces of about `PIECE_BYTES`; `turn`, if
+        given, is called before each. Raises `OSError` when the connection is gone. After an error a part may be sent.
         """
         views = _byte_views(payload)
         left = sum(map(len, views))
@@ -153,19 +159,28 @@ class Stream:
             if left:
                 start = _advance(views, start, count)
 
-    def _wait_writable(self, deadline: float, while_full: Callable[[], bool] | None) -> None:
-        wanted = select.POLLOUT | (select.POLLIN if while_full else 0)
-        events = self._poll(wanted, deadline)
-        if while_full and events & select.POLLIN and not events & select.POLLOUT and not while_full():
-            self._poll(select.POLLOUT, min(deadline, time.monotonic() + 0.01))  # somebody else is reading
+    def _wait_writable(self, deadline: float, while_full: Callable[[float], bool] | None) -> None:
+        """Return when sending may go on, perhaps; raise `TimeoutError` once the deadline has passed."""
+        if while_full is None:
+            self._poll(select.POLLOUT, deadline)
+            return
+        events = self._poll(select.POLLIN | select.POLLOUT, deadline)
+        if events & select.POLLIN and not events & select.POLLOUT and not while_full(deadline):
+            self._ready(select.POLLOUT, min(YIELD_S, deadline - time.monotonic()))  # somebody else is reading
 
     def _poll(self, wanted: int, deadline: float) -> int:
+        """Wait for one of the events `wanted` (poll(2)); raise `TimeoutError` once the deadline has passed."""
         remaining = deadline - time.monotonic()
-        poller = select.poll()
-        poller.register(self.sock.fileno(), wanted)
-        ready = poller.poll(max(0.0, remaining) * 1000)
+        ready = self._ready(wanted, remaining) if remaining > 0 else 0
         if not ready and time.monotonic() >= deadline:
             raise TimeoutError("deadline passed")
+        return ready
+
+    def _ready(self, wanted: int, timeout_s: float) -> int:
+        """Return which events `wanted` there are, after `timeout_s` at the latest; 0 is none."""
+        poller = select.poll()
+        poller.register(self.sock.fileno(), wanted)
+        ready = poller.poll(max(0.0, timeout_s) * 1000)
         return ready[0][1] if ready else 0
 
     # --- receiving -----------------------------------------------------------------------------------------------
