@@ -60,8 +60,10 @@ def reference() -> Reference:
     return Reference(loaded, prompts, out.sequences[:, CONTEXT:], torch.stack(out.logits, 1).float())
 
 
-def decode(reference: Reference, nodes: LocalNodes, scheme: str, *, chunked: bool, new: int = NEW) -> tuple[Any, Any]:
-    """Return tokens and logits of all prompts as one batch, with room for two blocks of each prompt locally."""
+def decode(
+    reference: Reference, nodes: LocalNodes, scheme: str, *, chunked: bool, new: int = NEW, prompts: int = PROMPTS
+) -> tuple[Any, Any]:
+    """Return tokens and logits of the first `prompts` as one batch, with room for two blocks of each locally."""
     from dualpath.engine.engine import Engine
     from dualpath.kv import KVLayout
     from dualpath.path import DualPath, PathConfig, Scheme
@@ -70,7 +72,7 @@ def decode(reference: Reference, nodes: LocalNodes, scheme: str, *, chunked: boo
     layout = KVLayout.from_config(
         loaded.config, dtype="float32", block_tokens=BLOCK, model=f"{loaded.fingerprint}-{scheme}-{chunked}"
     )
-    config = PathConfig(Scheme(scheme), hot_bytes=PROMPTS * 2 * layout.block_bytes, window_bytes=64 << 20)
+    config = PathConfig(Scheme(scheme), hot_bytes=prompts * 2 * layout.block_bytes, window_bytes=64 << 20)
     spec = nodes.mapped_spec if scheme == "mapped" else nodes.spec
     pool = None if scheme == "local" else dualpath.connect(spec)
     stop = loaded.model.generation_config.eos_token_id
@@ -78,14 +80,12 @@ def decode(reference: Reference, nodes: LocalNodes, scheme: str, *, chunked: boo
         with DualPath(layout, config, pool) as path, Engine(loaded, path) as engine:
             if path.auto is not None:
                 force(path, fetch_half(2))
-            rows = [path.open() for _ in reference.prompts]
+            asked = [(path.open(), ids) for ids in reference.prompts[:prompts]]
+            rows = [row for row, _ in asked]
             if chunked:
-                last = [
-                    engine.prefill(row, ids, chunk_tokens=192) for row, ids in zip(rows, reference.prompts, strict=True)
-                ]
-                logits = torch.stack(last)
+                logits = torch.stack([engine.prefill(row, ids, chunk_tokens=192) for row, ids in asked])
             else:
-                logits = engine.step(list(zip(rows, reference.prompts, strict=True)))
+                logits = engine.step(asked)
             tokens, scores = [], []
             for _ in range(new):
                 scores.append(logits)
@@ -102,16 +102,23 @@ def decode(reference: Reference, nodes: LocalNodes, scheme: str, *, chunked: boo
             pool.close()
 
 
+def steps(chunked: bool) -> int:
+    """Return how many tokens to decode: what is wrong with how the prompt went in shows at once, or never."""
+    return NEW if chunked else 8
+
+
 @pytest.fixture(scope="module")
 def local(reference: Reference, nodes: LocalNodes) -> dict[bool, tuple[Any, Any]]:
-    return {chunked: decode(reference, nodes, "local", chunked=chunked) for chunked in (False, True)}
+    return {
+        chunked: decode(reference, nodes, "local", chunked=chunked, new=steps(chunked)) for chunked in (False, True)
+    }
 
 
 def identical(reference: Reference, tokens: Any, logits: Any, tolerance: float = 1e-3) -> bool:
     """The bar: all tokens equal, and no logit further off than `tolerance`."""
-    new = tokens.shape[1]
-    return bool(torch.equal(tokens, reference.tokens[:, :new])) and bool(
-        (logits - reference.logits[:, :new]).abs().max() <= tolerance
+    rows, new = tokens.shape
+    return bool(torch.equal(tokens, reference.tokens[:rows, :new])) and bool(
+        (logits - reference.logits[:rows, :new]).abs().max() <= tolerance
     )
 
 
@@ -125,11 +132,10 @@ def test_local_equals_transformers(reference: Reference, local: dict[bool, tuple
 def test_every_scheme_equals_transformers(
     reference: Reference, nodes: LocalNodes, local: dict[bool, tuple[Any, Any]], scheme: str, chunked: bool
 ) -> None:
-    new = NEW if chunked else 8  # how the prompt went in shows at once, or never
-    tokens, logits = decode(reference, nodes, scheme, chunked=chunked, new=new)
+    tokens, logits = decode(reference, nodes, scheme, chunked=chunked, new=steps(chunked))
     assert identical(reference, tokens, logits)
     if scheme not in ("reduce", "auto"):  # bitwise: blocks are folded in token order, however they came
-        assert torch.equal(logits, local[chunked][1][:, :new])
+        assert torch.equal(logits, local[chunked][1])
 
 
 def test_mutant_that_forgets_the_rescale_fails(
@@ -149,7 +155,7 @@ def test_mutant_that_forgets_the_rescale_fails(
         return attention.finish(attention.State(torch.zeros(states[0].max.shape).numpy(), exp_sum, acc), sinks)
 
     monkeypatch.setattr(attention, "join", unscaled)
-    assert not identical(reference, *decode(reference, nodes, "reduce", chunked=True, new=8))
+    assert not identical(reference, *decode(reference, nodes, "reduce", chunked=True, new=8, prompts=4))
 
 
 @pytest.mark.parametrize("scheme", ["sharded", "reduce", "auto"])
@@ -161,7 +167,7 @@ def test_mutant_that_drops_everything_remote_fails(
 
     monkeypatch.setattr(PrefetchReader, "runs", lambda self, plan, layer: iter(()))
     monkeypatch.setattr(Reducer, "collect", lambda self, shipment, rows: [])
-    assert not identical(reference, *decode(reference, nodes, scheme, chunked=True, new=8))
+    assert not identical(reference, *decode(reference, nodes, scheme, chunked=True, new=8, prompts=4))
 
 
 def test_mutant_that_drops_what_nodes_reduce_fails(
@@ -170,7 +176,7 @@ def test_mutant_that_drops_what_nodes_reduce_fails(
     from dualpath.path.reduce import Reducer
 
     monkeypatch.setattr(Reducer, "collect", lambda self, shipment, rows: [])
-    assert not identical(reference, *decode(reference, nodes, "auto", chunked=True, new=8))
+    assert not identical(reference, *decode(reference, nodes, "auto", chunked=True, new=8, prompts=4))
 
 
 def test_a_sealed_block_can_be_computed_anew_from_its_tokens(reference: Reference, nodes: LocalNodes) -> None:
