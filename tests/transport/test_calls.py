@@ -1,12 +1,15 @@
 """One connection for calls, used by several threads: who receives, while others send, and who is told."""
 
 import contextlib
+import errno
+import os
 import socket
 import threading
 import time
 
 import pytest
 
+from dualpath.errors import DeadlineError, UnreachableError
 from dualpath.transport.calls import CallConnection
 from dualpath.transport.stream import Stream
 from dualpath.wire.frames import encode
@@ -101,3 +104,108 @@ def test_who_waits_is_told_when_a_sender_has_stopped_receiving(ends):
     calls.fail(ConnectionError("the test is over"))
     waiter.join(PATIENCE_S)
     assert replies == [Done()]
+
+
+def hung_up(*_args, **_kwargs):
+    raise OSError(errno.ETIMEDOUT, "Connection timed out")  # which Python makes a `TimeoutError`
+
+
+def interrupt(*_args, **_kwargs):
+    raise KeyboardInterrupt
+
+
+def test_a_host_that_is_gone_is_not_a_deadline_that_has_passed(ends, monkeypatch):
+    """The kernel gives a dead connection up with `ETIMEDOUT`: another rail is to try, also within a reply."""
+    here, there = ends
+    calls = CallConnection(Stream(here), "node")
+    call = calls.start(Ping(), (), time.monotonic() + PATIENCE_S)
+    there.sendall(encode(call.request_id, Done(), 8))
+    monkeypatch.setattr(calls.stream, "recv_payload", hung_up)
+    with pytest.raises(UnreachableError, match="timed out"):
+        call.result()
+
+
+def test_a_request_to_a_host_that_is_gone_does_not_end_as_a_deadline(ends, monkeypatch):
+    calls = CallConnection(Stream(ends[0]), "node")
+    monkeypatch.setattr(calls.stream, "send_frame", hung_up)
+    with pytest.raises(UnreachableError, match="timed out"):
+        calls.start(Ping(), (), time.monotonic() + PATIENCE_S).result()
+
+
+def test_asking_for_a_short_while_costs_no_connection_within_a_reply(ends):
+    here, there = ends
+    calls = CallConnection(Stream(here), "node")
+    call = calls.start(Ping(), (), time.monotonic() + PATIENCE_S)
+    reply = encode(call.request_id, Done(), 0)
+    there.sendall(reply[:5])
+    with pytest.raises(DeadlineError):
+        call.result(0.01)
+    assert calls.error is None
+    there.sendall(reply[5:])
+    assert call.result()[0] == Done()
+
+
+def test_a_payload_that_has_begun_has_until_the_deadline_of_the_call(ends, monkeypatch):
+    here, there = ends
+    calls = CallConnection(Stream(here), "node")
+    call = calls.start(Ping(), (), time.monotonic() + 3 * PATIENCE_S)
+    receive, deadlines = calls.stream.recv_payload, []
+
+    def noted(count, deadline):
+        deadlines.append(deadline)
+        return receive(count, deadline)
+
+    monkeypatch.setattr(calls.stream, "recv_payload", noted)
+    there.sendall(encode(call.request_id, Done(), 4) + b"1234")
+    assert bytes(call.result(PATIENCE_S)[1]) == b"1234"
+    assert deadlines == [call.deadline]
+
+
+def test_a_reply_that_is_being_handed_over_at_the_deadline_counts(ends):
+    calls = CallConnection(Stream(ends[0]), "node")
+    call = calls.start(Ping(), (), time.monotonic() + PATIENCE_S)
+
+    class HandedOver(threading.Condition):
+        def wait_for(self, predicate, timeout=None):
+            call.finish(Done(), memoryview(b""))  # by the thread that has received it
+            return super().wait_for(predicate, timeout)
+
+    calls._changed = HandedOver()
+    assert calls._pending.pop(call.request_id) is call
+    call.deadline = 0.0
+    assert call.result()[0] == Done()
+
+
+def test_descriptors_that_come_too_late_are_closed(ends):
+    here, there = ends
+    calls = CallConnection(Stream(here), "node")
+    calls.stream.takes_descriptors = True
+    deadline = time.monotonic() + PATIENCE_S
+    late, call = calls.start(Ping(), (), deadline), calls.start(Ping(), (), deadline)
+    late.deadline = 0.0
+    with pytest.raises(DeadlineError):
+        late.result()
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    try:
+        socket.send_fds(there, [encode(late.request_id, Done(), 0)], [writer])
+    finally:
+        os.close(writer)
+    there.sendall(encode(call.request_id, Done(), 0))
+    assert call.result()[0] == Done()
+    with open(reader, "rb") as pipe:
+        assert pipe.read() == b""  # nobody holds the other end any more
+
+
+@pytest.mark.parametrize(("where", "message"), [("send_frame", "request"), ("recv_head", "reply")])
+def test_an_interrupt_within_a_frame_ends_the_connection(ends, monkeypatch, where, message):
+    """What would follow on it would be taken for the rest of that frame."""
+    calls = CallConnection(Stream(ends[0]), "node")
+    deadline = time.monotonic() + PATIENCE_S
+    other = calls.start(Ping(), (), deadline)
+    monkeypatch.setattr(calls.stream, where, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        calls.start(Ping(), (), deadline).result()
+    with pytest.raises(UnreachableError, match=f"interrupted within a {message}"):
+        other.result()
+    assert not calls.usable()

@@ -6,12 +6,15 @@ own has come. A sole caller, the common case in decode, thus pays two system cal
 socket is full receives in the meantime, so that both sides can never wait for each other to read.
 
 A reply that comes after its deadline is received and dropped by the next leader. Only a deadline that passes within
-a frame costs the connection.
+a frame costs the connection; so does an interrupt (Ctrl-C) of a thread that sends or receives, which may be within one.
+
+Whoever takes a call out of `_pending` ends it: its reply and its deadline never both do.
 """
 
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import time
 from collections.abc import Sequence
@@ -19,7 +22,8 @@ from typing import Any
 
 from dualpath.errors import DeadlineError, PeerError, ProtocolError, UnreachableError
 from dualpath.transport.base import Destination
-from dualpath.transport.stream import Stream, size_of
+from dualpath.transport.stream import NAP_S, Stream, size_of
+from dualpath.transport.timeouts import DeadlinePassed
 from dualpath.wire.failures import error_of
 from dualpath.wire.frames import Head
 from dualpath.wire.messages import Failure, Message
@@ -62,7 +66,7 @@ class PendingCall:
         """Return the reply and its payload.
 
         Raises `PeerError`, at the latest at the call's own deadline. A shorter `timeout_s` raises `DeadlineError` but
-        leaves the call under way.
+        leaves the call under way; a payload that has begun to come is received first.
         """
         if not self.done and self._connection is not None:
             until = self.deadline if timeout_s is None else min(self.deadline, time.monotonic() + timeout_s)
@@ -124,11 +128,14 @@ class CallConnection:
         except ProtocolError as error:  # too large to send; nothing was sent
             self._pending.pop(pending.request_id, None)
             pending.fail(error)
-        except TimeoutError:
+        except DeadlinePassed:
             pending.fail(DeadlineError(f"{self.node}: takes no data", node=self.node, hint="is it stopped?"))
             self.fail(UnreachableError(f"{self.node}: a request was cut short at its deadline", node=self.node))
         except OSError as error:
             self.fail(UnreachableError(f"{self.node}: connection lost: {error}", node=self.node))
+        except BaseException:
+            self.fail(UnreachableError(f"{self.node}: interrupted within a request", node=self.node))
+            raise
         finally:
             self._sending.release()
         return pending
@@ -165,9 +172,9 @@ class CallConnection:
     def _lead(self, pending: PendingCall, until: float) -> None:
         while not pending.done:
             try:
-                self._receive_one(until)
-            except TimeoutError:
-                if self.stream.in_frame:
+                self._receive_one(until, pending.deadline)
+            except DeadlinePassed:
+                if self.stream.in_payload or (self.stream.in_frame and until >= pending.deadline):
                     pending.fail(DeadlineError(f"{self.node}: no whole reply in time", node=self.node))
                     self.fail(UnreachableError(f"{self.node}: a reply was cut short at its deadline", node=self.node))
                 return
@@ -175,10 +182,13 @@ class CallConnection:
                 self.fail(type(error)(f"{self.node}: {error}", node=self.node, hint=error.hint))
             except OSError as error:
                 self.fail(UnreachableError(f"{self.node}: connection lost: {error}", node=self.node))
+            except BaseException:
+                self.fail(UnreachableError(f"{self.node}: interrupted within a reply", node=self.node))
+                raise
 
-    def _receive_one(self, deadline: float) -> None:
-        """Receive one reply and hand it over."""
-        head = self.stream.recv_head(deadline)
+    def _receive_one(self, until: float, deadline: float) -> None:
+        """Receive one reply and hand it over: it begins until `until`, and is whole by `deadline`."""
+        head = self.stream.recv_head(until)
         if head is None:
             raise UnreachableError("the node closed the connection", hint="has it been stopped or restarted?")
         payload = self._receive_payload(head, deadline) if head.payload_bytes else _EMPTY
@@ -188,9 +198,12 @@ class CallConnection:
         if pending is not None:
             pending.finish(head.message, payload, descriptors)
             self._wake_followers()
-        elif head.request_id == 0 and isinstance(head.message, Failure):
+            return
+        for descriptor in descriptors:  # nobody will take them
+            os.close(descriptor)
+        if head.request_id == 0 and isinstance(head.message, Failure):
             raise error_of(head.message, self.node)
-        elif not 0 < head.request_id <= self._last_id:
+        if not 0 < head.request_id <= self._last_id:
             raise ProtocolError(f"a reply to request {head.request_id}, which was never made")
 
     def _receive_payload(self, head: Head, deadline: float) -> memoryview:
@@ -221,8 +234,8 @@ class CallConnection:
         try:
             if not self.stream.has_input:
                 return False
-            self._receive_one(deadline)
-        except (PeerError, TimeoutError) as error:
+            self._receive_one(deadline, deadline)
+        except (PeerError, DeadlinePassed) as error:
             raise OSError(str(error)) from error
         finally:
             self._receiving.release()
@@ -232,7 +245,13 @@ class CallConnection:
     def _give_up(self, pending: PendingCall, until: float) -> None:
         if until < pending.deadline:
             return  # the caller may ask again
-        self._pending.pop(pending.request_id, None)
+        if self._pending.pop(pending.request_id, None) is None:
+            with self._changed:  # another thread has taken it out, and is about to end it
+                self._followers += 1
+                try:
+                    self._changed.wait_for(lambda: pending.done, NAP_S)
+                finally:
+                    self._followers -= 1
         hint = "the node is alive but slow, or stopped"
         pending.fail(DeadlineError(f"{self.node}: no reply within the deadline", node=self.node, hint=hint))
 

@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dualpath.errors import TruncatedError
-from dualpath.transport.timeouts import limit_receive
+from dualpath.transport.timeouts import DeadlinePassed, limit_receive
 from dualpath.wire.frames import Head, HeadParser, Limits, encode
 from dualpath.wire.messages import Message
 
@@ -108,6 +108,11 @@ class Stream:
         """Whether the receiving side stands within a frame, so that giving up means closing."""
         return self._in_payload or self.parser.in_frame
 
+    @property
+    def in_payload(self) -> bool:
+        """Whether it stands within a payload: what has come of that is not kept, unlike the beginning of a head."""
+        return self._in_payload
+
     # --- sending -------------------------------------------------------------------------------------------------
 
     def send_frame(
@@ -121,7 +126,7 @@ class Stream:
         descriptors: Sequence[int] = (),
         turn: Callable[[], None] | None = None,
     ) -> None:
-        """Send a whole frame. With a `deadline` (monotonic) raise `TimeoutError` when it passes.
+        """Send a whole frame. With a `deadline` (monotonic) raise `DeadlinePassed` when it passes.
 
         `while_full` is called with the deadline, instead of waiting, when the socket is full and there is something to
         read; it returns whether it read anything. The frame goes out in pieces of about `PIECE_BYTES`; `turn`, if
@@ -160,7 +165,7 @@ class Stream:
                 start = _advance(views, start, count)
 
     def _wait_writable(self, deadline: float, while_full: Callable[[float], bool] | None) -> None:
-        """Return when sending may go on, perhaps; raise `TimeoutError` once the deadline has passed."""
+        """Return when sending may go on, perhaps; raise `DeadlinePassed` once the deadline has passed."""
         if while_full is None:
             self._poll(select.POLLOUT, deadline)
             return
@@ -169,11 +174,11 @@ class Stream:
             self._ready(select.POLLOUT, min(YIELD_S, deadline - time.monotonic()))  # somebody else is reading
 
     def _poll(self, wanted: int, deadline: float) -> int:
-        """Wait for one of the events `wanted` (poll(2)); raise `TimeoutError` once the deadline has passed."""
+        """Wait for one of the events `wanted` (poll(2)); raise `DeadlinePassed` once the deadline has passed."""
         remaining = deadline - time.monotonic()
         ready = self._ready(wanted, remaining) if remaining > 0 else 0
         if not ready and time.monotonic() >= deadline:
-            raise TimeoutError("deadline passed")
+            raise DeadlinePassed("deadline passed")
         return ready
 
     def _ready(self, wanted: int, timeout_s: float) -> int:
@@ -188,7 +193,7 @@ class Stream:
     def recv_head(self, deadline: float | None = None) -> Head | None:
         """Return the next frame's head, or `None` at an orderly end of stream between frames.
 
-        Raises `ProtocolError` for malformed or truncated input, `TimeoutError`, and `OSError`.
+        Raises `ProtocolError` for malformed or truncated input, `DeadlinePassed`, and `OSError`.
         """
         while True:
             if self._from < self._to:
@@ -265,7 +270,7 @@ class Stream:
         """Bound the next blocking receive; it returns early, with what there is, when the time is up."""
         remaining = deadline - time.monotonic()
         if remaining <= 0:
-            raise TimeoutError("deadline passed")
+            raise DeadlinePassed("deadline passed")
         self._set_timeout(remaining)
 
     def _set_timeout(self, timeout_s: float) -> None:

@@ -1,4 +1,5 @@
-"""How long the kernel lets one call on a blocking socket wait, before it returns early (socket(7), `SO_RCVTIMEO`)."""
+"""How long the kernel lets one call on a blocking socket wait, before it returns early (socket(7), `SO_RCVTIMEO`);
+and what says that it was the caller's own time that ran out."""
 
 from __future__ import annotations
 
@@ -7,6 +8,10 @@ import socket
 import struct
 
 _TIMEVAL = struct.Struct("@ll")  # seconds, microseconds
+
+
+class DeadlinePassed(TimeoutError):
+    """A deadline of ours has passed. A bare `TimeoutError` may be the kernel's `ETIMEDOUT`: the connection is gone."""
 
 
 def limit_receive(sock: socket.socket, timeout_s: float) -> None:
