@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from contextlib import ExitStack, closing
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,7 +15,7 @@ from dualpath.errors import UnreachableError, UsageError
 from dualpath.host.addresses import LocalAddress, local_addresses, reaching
 from dualpath.pool.client import connect
 from dualpath.testing.transport import FaultyLink, MemoryService
-from dualpath.testing.transport_case import KEY, buffers, eventually, refs
+from dualpath.testing.transport_case import KEY, PATIENCE_S, buffers, eventually, refs
 from dualpath.transport.credit import FIRST_FRAME_BYTES, FRAME_S, Credit
 from dualpath.transport.dial import Dialer, Tcp, is_same_host
 from dualpath.transport.peer import RAILED_USER_TIMEOUT_MS
@@ -22,6 +23,7 @@ from dualpath.transport.rails import MAX_RAILS, rails_to
 from dualpath.transport.reads import ReadLane
 from dualpath.transport.receiver import DROPS
 from dualpath.transport.requests import REQUEST_BYTES, Batch, split
+from dualpath.transport.stall import StallWatch
 from dualpath.transport.stream import Stream
 from dualpath.transport.tcp import TcpPeer, TcpServer
 from dualpath.transport.ticket import ReadTicket
@@ -181,7 +183,8 @@ def test_connections_that_are_shut_down_here_use_up_no_tries():
             opened.enter_context(there)
             reader._attach(Stream(here))
             assert reader.pull()
-            reader.hand_over()
+            with lane.lock:
+                reader.give_up().shutdown()
             reader._disconnect(gone, True)
     (request,) = lane.queue
     assert request.drops == 0
@@ -196,6 +199,88 @@ def test_a_read_that_has_ended_is_not_queued_again():
     lane.requeue(split(ticket, refs(1), buffers(1, 8), 8))
     assert not lane.queue
     assert ticket.drained
+
+
+def test_a_read_whose_deadline_passes_before_it_is_queued_drains():
+    lane = ReadLane(Dialer(Tcp("10.0.0.2", 1), None, "t", 1.0), Lane.PREFETCH, 2, lambda *_: None)
+    lane._started = True  # its threads are played by this one
+    ticket = ReadTicket(1, time.monotonic() + 10, None)
+    ticket.hold(1)
+    lane.abort(ticket, Outcome.TIMEOUT, None)
+    lane.submit(split(ticket, refs(1), buffers(1, 8), 8))
+    assert not lane.queue
+    assert ticket.drained
+    assert list(ticket.outcomes) == [Outcome.TIMEOUT]
+
+
+class Interleaved:
+    """A lock; another thread does `then` as soon as it is released for the first time."""
+
+    def __init__(self, lock, then):
+        self.lock, self.then = lock, [then]
+
+    def __enter__(self):
+        self.lock.acquire()
+
+    def __exit__(self, *_):
+        self.lock.release()
+        if self.then:
+            self.then.pop()()
+
+
+@pytest.mark.parametrize("who", ["cancel", "watch"])
+def test_who_gives_up_a_connection_leaves_the_one_after_it_alone(who, monkeypatch):
+    lane = ReadLane(Dialer(Tcp("10.0.0.2", 1), None, "t", 1.0), Lane.PREFETCH, 2, lambda *_: None)
+    lane._started = True  # its threads are played by this one
+    ticket = ReadTicket(1, time.monotonic() + 10, None)
+    ticket.hold(1)
+    one, two = lane.readers
+    two.dialer = Dialer(Tcp("10.0.1.2", 1), None, "t", 1.0)
+    with ExitStack() as opened:
+
+        def connect(reader):
+            here, there = socket.socketpair()
+            opened.enter_context(there)
+            stream = Stream(opened.enter_context(here))
+            reader._attach(stream)
+            return stream
+
+        connect(one)
+        connect(two)
+        lane.submit(split(ticket, refs(1), buffers(1, 8), 8))
+        assert (len(one.in_flight), len(two.in_flight)) == (1, 0)
+        fresh = []
+
+        def connect_anew():
+            one._disconnect(UnreachableError("reset"), True)
+            fresh.append(connect(one))
+
+        monkeypatch.setattr(lane, "lock", Interleaved(lane.lock, connect_anew))
+        if who == "cancel":
+            one.abandon(ticket)
+        else:
+            monkeypatch.setattr(one, "stalled", lambda _limit_s: True)
+            StallWatch._look(SimpleNamespace(_node="n"), lane)
+        assert fresh[0].alive()
+        assert one.connected
+
+
+def test_rails_that_are_learnt_by_a_read_under_way_are_watched_at_once():
+    looked = threading.Event()
+
+    class Quiet:
+        lock, readers = threading.Lock(), ()
+
+        @property
+        def queue(self):
+            looked.set()
+            return ()
+
+    watch = StallWatch("n", [Quiet()])
+    try:
+        assert looked.wait(PATIENCE_S)
+    finally:
+        watch.close()
 
 
 def test_a_connection_that_was_reset_has_no_other_end():

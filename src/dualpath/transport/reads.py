@@ -103,11 +103,12 @@ class ReadLane:
         return min(most_bytes, -(-queued_bytes // (1 + len(idle))))
 
     def submit(self, requests: Sequence[ReadRequest]) -> None:
-        """Queue requests, and send what the connections have room for."""
+        """Queue the requests of a read, and send what the connections have room for."""
         sends = []
         with self.lock:
             closed = self.closed
-            if not closed:
+            over = closed or any(request.ticket.settled for request in requests)  # nobody ends it a second time
+            if not over:
                 for request in requests:
                     self.submitted += 1
                     request.number = self.submitted
@@ -125,7 +126,7 @@ class ReadLane:
                     self.wanted = self.wanted or not all(reader.connected for reader in self.readers)
                     if self.wanted or self.queue:
                         self.work.notify_all()
-        if closed:
+        if over:
             self._lose(requests, UnreachableError(f"{self._node}: this peer is closed"))
         for reader, taken in sends:
             reader.send(*taken)

@@ -78,11 +78,12 @@ class Receiver:
         info = tcp_info(self._stream.sock)
         return info is not None and info.quiet_s >= limit_s
 
-    def hand_over(self) -> None:
-        """Shut the connection down: what is in flight goes to other rails, and this one connects anew."""
-        with self._lane.lock:
-            self._abandoned = True
-        self.shutdown()
+    def give_up(self) -> Stream:
+        """Take nothing more on this connection; what is in flight runs elsewhere once it has been shut down, and that
+        is left to the caller: by then, this thread may have another one. Under the lane's lock, while there is one."""
+        assert self._stream is not None
+        self._abandoned = True
+        return self._stream
 
     def retire(self) -> None:
         """Its rail is no more: take nothing, and end after `shutdown`. Under the lane's lock."""
@@ -95,10 +96,9 @@ class Receiver:
     def abandon(self, ticket: ReadTicket) -> None:
         """Shut the connection down for the sake of `ticket`, if it is still in flight."""
         with self._lane.lock:
-            if not self.carries(ticket):
-                return
-            self._abandoned = True
-        self.shutdown()
+            stream = self.give_up() if self.carries(ticket) else None
+        if stream is not None:
+            stream.shutdown()
 
     def shutdown(self) -> None:
         """End the connection; the thread notices at once."""

@@ -27,6 +27,7 @@ class StallWatch:
         self._node = node
         self._lanes = lanes
         self._busy = threading.Event()
+        self._busy.set()  # what made the connection that told of the rails may be under way
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rail-watch", daemon=True)
         self._thread.start()
@@ -54,9 +55,9 @@ class StallWatch:
         with lane.lock:
             stalled = [reader for reader in lane.readers if reader.stalled(STALL_S)]
             works = {id(r.dialer) for r in lane.readers if r.connected and r not in stalled}
+            ended = [(reader.dialer, reader.give_up()) for reader in stalled if works - {id(reader.dialer)}]
             busy = bool(lane.queue) or any(reader.in_flight for reader in lane.readers)
-        for reader in stalled:
-            if works - {id(reader.dialer)}:
-                _log.warning("%s: nothing moves on rail %s; its reads go to others", self._node, reader.dialer.rail)
-                reader.hand_over()
+        for dialer, stream in ended:
+            _log.warning("%s: nothing moves on rail %s; its reads go to others", self._node, dialer.rail)
+            stream.shutdown()
         return busy
