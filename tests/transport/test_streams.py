@@ -180,8 +180,7 @@ def test_a_handshake_may_take_longer_than_connecting(node, monkeypatch):
 def test_client_that_takes_nothing_is_dropped(service):
     with TcpServer(service, node_id="n", stall_timeout_s=0.1) as server, closing(shaken(server)) as stream:
         stream.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        for number in range(1, 6):
-            stream.send_frame(number, Read(SLOT, refs(64)))
+        stream.sock.sendall(b"".join(encode(number, Read(SLOT, refs(64)), 0) for number in range(1, 6)))
         assert eventually(lambda: service.open_sessions == [] and service.handled > 0)
         assert service.handled == service.released  # every slot is let go of
 
@@ -358,6 +357,28 @@ def test_stale_socket_is_replaced(service, tmp_path):
         dead.bind(str(path))
     with MappedServer(service, path, node_id="n") as server, closing(MappedPeer(server.address)) as peer:
         assert peer.call(Ping())[0] == Done()
+
+
+def test_a_node_that_ends_leaves_its_successors_socket_alone(service, tmp_path, monkeypatch):
+    path = tmp_path / "node.sock"
+    with contextlib.ExitStack() as opened:
+        first, second = (MappedServer(service, path, node_id=name) for name in ("first", "second"))
+        opened.callback(first.close)
+        first.start()
+        with closing(MappedPeer(path)) as peer:
+            peer.call(Ping())
+            ended = service.closed
+
+            def succeed(session):  # while the first one ends, and listens no more
+                ended(session)
+                opened.enter_context(second)
+
+            monkeypatch.setattr(service, "closed", succeed)
+            first.close()
+            monkeypatch.setattr(service, "closed", ended)
+        peer = opened.enter_context(closing(MappedPeer(path)))
+        assert peer.call(Ping())[0] == Done()
+        assert peer.node == "second"
 
 
 def test_view_is_the_nodes_memory(service, tmp_path):

@@ -291,9 +291,8 @@ class MappedServer(StreamServer):
         raise UsageError(f"another node listens at {self._path}", hint="stop it, or choose another path")
 
     def close(self) -> None:
-        """Stop serving and remove the socket."""
-        listening = any(listener.fileno() >= 0 for listener in self._listeners)
-        super().close()
-        if listening:
+        """Remove the socket, then stop serving: once nobody listens here, another node may take the path."""
+        if any(listener.fileno() >= 0 for listener in self._listeners):
             with contextlib.suppress(OSError):
                 self._path.unlink()
+        super().close()
