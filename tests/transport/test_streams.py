@@ -160,6 +160,23 @@ def test_connections_are_limited(service):
         assert first.call(Ping())[0] == Done()
 
 
+def test_a_lack_of_threads_costs_one_connection_not_the_node(service, monkeypatch):
+    start, refused = threading.Thread.start, []
+
+    def start_next_time(thread):
+        if thread.name == "n-127.0.0.1" and not refused:
+            refused.append(thread)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_next_time)
+    with TcpServer(service, node_id="n") as server, closing(TcpPeer(*server.address)) as peer:
+        with pytest.raises(PeerError):
+            peer.call(Ping(), timeout_s=PATIENCE_S)
+        assert len(refused) == 1
+        assert peer.call(Ping(), timeout_s=PATIENCE_S)[0] == Done()
+
+
 def test_silent_client_is_dropped_at_the_handshake(service, monkeypatch):
     monkeypatch.setattr(server_module, "HANDSHAKE_TIMEOUT_S", 0.05)
     with TcpServer(service, node_id="n") as server, closing(raw(server)) as stream:

@@ -86,7 +86,6 @@ class StreamServer:
         """Stop listening, drop every connection and join every thread. Idempotent."""
         with self._lock:
             self._closing = True
-            open_now = dict(self._open)
         for listener in self._listeners:
             with contextlib.suppress(OSError):
                 listener.shutdown(socket.SHUT_RDWR)
@@ -130,8 +129,14 @@ class StreamServer:
             if refused:
                 _log.warning("%s: connection refused: %d are open", self._node_id, self._max_connections)
                 stream.close()
-            else:
+                continue
+            try:
                 thread.start()
+            except RuntimeError as error:  # the system has no more threads: the next connection may find one
+                _log.warning("%s: connection refused: %s", self._node_id, error)
+                with self._lock:
+                    del self._open[stream]
+                stream.close()
 
     def _serve(self, stream: Stream, name: str) -> None:
         session: Session | None = None
