@@ -26,7 +26,7 @@ from dualpath.errors import PeerError, UnreachableError, UsageError
 from dualpath.host.lab import lab
 from dualpath.wire.messages import Lane
 
-QUICK = LanesSettings(seconds=0.02, rounds=2, per_s=500.0, block_bytes=4096, in_flight_bytes=64 << 10)
+QUICK = LanesSettings(seconds=0.1, rounds=2, per_s=500.0, block_bytes=4096, in_flight_bytes=64 << 10)
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +128,7 @@ class FakeNode:
 def test_control_messages_are_sent_to_all_nodes_and_waited_for(lane: Lane, error: PeerError | None) -> None:
     nodes: Any = [FakeNode(error), FakeNode(error)]
     with control_messages(nodes, 4000.0, lane=lane) as control:
-        assert all(node.third.wait(10.0) for node in nodes)
+        assert all(node.third.wait(60.0) for node in nodes)
     sent = [one for node in nodes for one in node.lanes]
     assert set(sent) == {lane}
     assert (len(control.seconds), control.failed) == ((len(sent), 0) if error is None else (0, len(sent)))

@@ -445,7 +445,7 @@ def test_shaped_nics_are_measured_at_their_rate() -> None:
             env=environment, stdout=subprocess.PIPE, check=False, timeout=60,
         )  # fmt: skip
         node.terminate()
-        node.communicate(timeout=10)
+        node.communicate(timeout=60)
     found = msgspec.json.decode(done.stdout, type=RawReport)
     assert {row.local_rail for row in found.rows} == {"data0", "data1"}
     for row in found.rows:

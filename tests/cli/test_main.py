@@ -203,7 +203,7 @@ def test_sigterm_unwinds(tmp_path: object) -> None:
         assert child.stdout is not None
         assert child.stdout.readline() == "ready\n"
         child.terminate()
-        out, err = child.communicate(timeout=30)
+        out, err = child.communicate(timeout=60)
     assert (child.returncode, out, err) == (143, "unwound\n", "")
 
 

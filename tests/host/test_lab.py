@@ -21,7 +21,7 @@ from dualpath.testing.transport_case import eventually
 
 from .pair import SINK, SOURCE, TWO_LANES, TWO_SINKS, lab_text
 
-TIMEOUT_S = 30
+TIMEOUT_S = 60
 
 
 def seconds(pair: Lab, count: int) -> float:

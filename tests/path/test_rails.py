@@ -53,7 +53,7 @@ def test_a_pulled_nic_costs_no_token(two_rails: Lab, node: str, scheme: str, nic
             process.stdin.write("\n")
             process.stdin.flush()
             after = process.stdout.readline().split()
-            assert process.wait(30) == 0
+            assert process.wait(60) == 0
         finally:
             pulled.up()
             process.kill()

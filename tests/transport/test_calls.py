@@ -10,12 +10,11 @@ import time
 import pytest
 
 from dualpath.errors import DeadlineError, UnreachableError
+from dualpath.testing.transport_case import PATIENCE_S
 from dualpath.transport.calls import CallConnection
 from dualpath.transport.stream import Stream
 from dualpath.wire.frames import encode
 from dualpath.wire.messages import Done, Ping
-
-PATIENCE_S = 20.0  # only a hang exceeds it
 
 
 @pytest.fixture

@@ -332,10 +332,11 @@ def railed(service):
 def read_all(peer, service, count=256):
     into, wanted = buffers(count, SLOT), refs(count)
     tickets = [
-        peer.read(wanted[n : n + 16], into[n : n + 16], slot_bytes=SLOT, timeout_s=20.0) for n in range(0, count, 16)
+        peer.read(wanted[n : n + 16], into[n : n + 16], slot_bytes=SLOT, timeout_s=PATIENCE_S)
+        for n in range(0, count, 16)
     ]
-    outcomes = [outcome for ticket in tickets for outcome in ticket.wait(25.0)]
-    assert all(ticket.wait_drained(5.0) for ticket in tickets)
+    outcomes = [outcome for ticket in tickets for outcome in ticket.wait()]
+    assert all(ticket.wait_drained(PATIENCE_S) for ticket in tickets)
     good = all(bytes(place) == service.slot(n) for n, place in enumerate(into))
     return outcomes, good
 

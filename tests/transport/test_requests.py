@@ -6,6 +6,7 @@ from collections import deque
 
 import numpy as np
 
+from dualpath.testing.transport_case import PATIENCE_S
 from dualpath.transport.mapping import Mapping
 from dualpath.transport.requests import REQUEST_BYTES, REQUEST_ITEMS, Batch, split
 from dualpath.transport.ticket import ReadTicket, Watchdog
@@ -62,12 +63,12 @@ def test_waiting_for_a_ticket():
     ticket.settle_all(OK, None)
     assert list(ticket.wait()) == [OK, OK]
     assert not ticket.wait_drained(0.01)
-    waiting = [threading.Thread(target=ticket.wait_drained, args=(10,)) for _ in range(3)]
+    waiting = [threading.Thread(target=ticket.wait_drained, args=(PATIENCE_S,)) for _ in range(3)]
     for thread in waiting:
         thread.start()
     request.let_go()
     for thread in waiting:
-        thread.join(5)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive()
     assert ticket.wait_drained(0)
     assert ReadTicket(0, 0.0, None).wait_drained(0)
@@ -80,7 +81,7 @@ def test_the_watchdog_takes_the_earlier_deadline():
     try:
         dog.watch(far)
         dog.watch(near)
-        assert late.wait(5)
+        assert late.wait(PATIENCE_S)
     finally:
         dog.close()
 

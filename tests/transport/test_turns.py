@@ -2,6 +2,7 @@
 
 import threading
 
+from dualpath.testing.transport_case import PATIENCE_S
 from dualpath.transport import turns as module
 from dualpath.transport.stream import IOV_MAX, PIECE_BYTES, _piece
 from dualpath.transport.turns import Turns
@@ -32,7 +33,7 @@ def test_a_lower_lane_waits_for_every_reply_above_it(monkeypatch):
     turns.wait(Lane.PREFETCH)  # nothing is above it any more: returns at once, while bulk still waits
     assert not passed.is_set()
     turns.leave(Lane.PREFETCH)
-    thread.join(10)
+    thread.join(PATIENCE_S)
     assert passed.is_set()
 
 

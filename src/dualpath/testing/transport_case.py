@@ -16,7 +16,7 @@ from dualpath.transport.base import Outcome, Peer, Ticket
 from dualpath.wire.messages import SlotRef
 
 KEY = b"0123456789abcdef0123456789abcdef"
-PATIENCE_S = 20.0  # only a hang exceeds it
+PATIENCE_S = 60.0  # only a hang exceeds it
 POISON = 0xA5
 
 
