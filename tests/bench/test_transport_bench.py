@@ -3,7 +3,7 @@
 import pytest
 
 from dualpath.bench import transport
-from dualpath.errors import UsageError
+from dualpath.errors import HostError, UsageError
 
 
 def test_rows(monkeypatch):
@@ -22,6 +22,15 @@ def test_rows(monkeypatch):
         assert row["ratio"] > 0
     assert set(found["call_us"]) == {"tcp", "call", "mapped"}
     assert len(told) == 3
+
+
+def test_a_measurement_of_which_a_thread_fails_has_no_result():
+    def work(number, _count):
+        if number == 1:
+            raise HostError("cut short")
+
+    with pytest.raises(HostError, match="cut short"):
+        transport._timed([(work, (number, 0)) for number in range(2)])
 
 
 def test_misuse():

@@ -26,10 +26,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -314,11 +314,9 @@ def _plain_stream(memory: NDArray[np.uint8], count: int) -> Iterator[Callable[[i
 
 
 def _timed(jobs: Sequence[tuple[Callable[..., None], tuple[int, int]]]) -> float:
-    """Run each job in a thread of its own; return the seconds until the last has ended."""
-    threads = [threading.Thread(target=work, args=args) for work, args in jobs]
-    started = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return time.perf_counter() - started
+    """Run each job in a thread of its own; return the seconds until the last has ended. Raises what one of them did."""
+    with ThreadPoolExecutor(len(jobs)) as threads:
+        started = time.perf_counter()
+        for one in [threads.submit(work, *args) for work, args in jobs]:
+            one.result()
+        return time.perf_counter() - started
