@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from typing import Any
+
 import pytest
 
 from dualpath.errors import PoolFullError, UsageError
@@ -17,6 +20,8 @@ from dualpath.wire.messages import (
     Drop,
     Hello,
     Lane,
+    Map,
+    Mapped,
     Outcome,
     Ping,
     Prepare,
@@ -207,6 +212,22 @@ def test_a_client_that_comes_back_in_time_keeps_its_pins(service: PoolService, c
         Wire(service).call(Prepare([item(9, slots=64)]))
     clock.now += 10.0
     assert Wire(service).call(Prepare([item(9, slots=64)]))[0].refs[0]
+
+
+def test_memory_is_opened_for_clients_once_whoever_asks(
+    wire: Wire, service: PoolService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wire.put(key(1), fill(1))
+    alone, really_open = [], os.open
+
+    def opened(*args: Any) -> int:
+        alone.append(service._lock.locked())
+        return really_open(*args)
+
+    monkeypatch.setattr(os, "open", opened)
+    for client in (wire, Wire(service)):
+        assert isinstance(client.call(Map(KIB))[0], Mapped)
+    assert alone == [True, True]  # data and generations
 
 
 def test_tenants_see_nothing_of_each_other(wire: Wire, service: PoolService) -> None:

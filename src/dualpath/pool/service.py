@@ -264,7 +264,9 @@ class PoolService:
             raise UsageError(f"this tenant has no slots of {message.slot_bytes} bytes here", hint="write blocks first")
         if not isinstance(arena, SharedArena):
             raise UsageError("this node does not share its memory", hint="start it with --socket PATH")
-        return Reply(wire.Mapped(arena.slots, arena.slot_bytes), descriptors=arena.descriptors())
+        with self._lock:  # the first to ask opens them
+            descriptors = arena.descriptors()
+        return Reply(wire.Mapped(arena.slots, arena.slot_bytes), descriptors=descriptors)
 
     # --- inside ----------------------------------------------------------------------------------------------
 
