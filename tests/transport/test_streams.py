@@ -202,9 +202,19 @@ def test_client_that_takes_nothing_is_dropped(service):
         assert service.handled == service.released  # every slot is let go of
 
 
-def test_client_that_stops_within_a_frame_is_dropped(service):
+def test_client_that_stops_within_a_frame_is_dropped(service, monkeypatch):
+    receive, idle = Stream.recv_head, []
+
+    def noted(stream, deadline=None):
+        try:
+            return receive(stream, deadline)
+        except BlockingIOError:
+            idle.append(stream)
+            raise
+
+    monkeypatch.setattr(Stream, "recv_head", noted)
     with TcpServer(service, node_id="n", stall_timeout_s=0.05) as server, closing(shaken(server)) as stream:
-        time.sleep(0.15)  # idle is fine
+        assert eventually(lambda: len(idle) >= 2)  # which is fine
         stream.send_frame(1, Ping())
         assert stream.recv_head().message == Done()
         stream.sock.sendall(MAGIC)
