@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from dualpath.errors import CapacityError
+from dualpath.path import prefetch_reader as prefetch_reader_module
+from dualpath.path import reader as reader_module
 from dualpath.path.arena import Budget, LocalArena
 from dualpath.path.metrics import PathMetrics
 from dualpath.path.prefetch_reader import PrefetchReader
@@ -113,6 +116,35 @@ def test_room_that_comes_back_while_chosen_blocks_are_read_costs_none_of_them() 
     assert [run.lo for run in runs] == [0, *(run.hi for run in runs[:-1])]
     assert runs[-1].hi == 5
     assert metrics.fetched_bytes - before == 5 * SLOT  # each once
+    reader.end()
+    assert arena.used_bytes == 0
+
+
+def test_a_read_whose_start_is_interrupted_keeps_its_slots_until_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C comes when the transport has begun already: what it brings must not land among other blocks."""
+    now = time.monotonic()
+    clock = SimpleNamespace(monotonic=lambda: now, perf_counter=time.perf_counter)
+    for module in (reader_module, prefetch_reader_module):
+        monkeypatch.setattr(module, "time", clock)
+    arena, node = LocalArena(SLOT, 4 * SLOT), HeldNode()
+    begin, read = node.read, []
+
+    def interrupted(refs: Any, destinations: Any, **options: Any) -> Any:
+        read.append(begin(refs, destinations, **options))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(node, "read", interrupted)
+    pool: Any = SimpleNamespace(nodes=[node])
+    layout: Any = None
+    reader = PrefetchReader(pool, arena, layout, PathMetrics(), 1.0)
+    with pytest.raises(KeyboardInterrupt):
+        reader.begin([plan_of(arena, range(1, 3))], reserve=0, wrap=False)
+    under_way = sum(len(ticket.outcomes) for ticket in read)
+    assert under_way >= 1
+    assert arena.used_bytes == under_way * SLOT
+    reader.begin([plan_of(arena, range(0))], reserve=0, wrap=False)
+    assert arena.used_bytes == under_way * SLOT
+    now += 4.0
     reader.end()
     assert arena.used_bytes == 0
 

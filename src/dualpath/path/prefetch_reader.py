@@ -20,7 +20,7 @@ from dualpath.host.memory import headroom_bytes
 from dualpath.path import pressure
 from dualpath.path.arena import Budget
 from dualpath.path.prefetch import Item, Prefetcher
-from dualpath.path.reader import Run, lost
+from dualpath.path.reader import InterruptedRead, Run, lost
 from dualpath.path.trace import TracedPrefetcher
 from dualpath.path.window import DECODE, PREFILL, PROMPT_ROWS, PrefetchPolicy, Window
 from dualpath.transport.base import Outcome
@@ -259,12 +259,12 @@ class PrefetchReader:
         self._fetch(wanted)
 
     def _fetch(self, items: list[Item[_Flight]]) -> None:
-        """Take slots and start reading. After an error, items that are not being read are not held either."""
+        """Take slots and start reading. After an error, items that are not known to be read are not held either."""
         try:
             self._start(items)
         except BaseException:
             for item in items:
-                if item.what.ticket is None:
+                if item.what.ticket is None or isinstance(item.what.ticket, InterruptedRead):
                     self._bury(self._policy.let_go(item.key).what)
             raise
 
@@ -283,16 +283,24 @@ class PrefetchReader:
 
     def _read(self, number: int, size: int, flights: list[_Flight]) -> None:
         noting = self._noting(flights)
-        ticket = self._pool.nodes[number].read(
-            [flight.entry.part.refs[flight.layer] for flight in flights if flight.entry.part.refs is not None],
-            [flight.slots.bytes_of(flight.slot) for flight in flights],
-            slot_bytes=size,
-            lane=self._window.policy.lane,
-            timeout_s=self._deadline_s,
-            on_items=noting if self.watch is None else self.watch(number, size, len(flights), noting),
-        )
-        for index, flight in enumerate(flights):
-            flight.ticket, flight.index = ticket, index
+        try:
+            ticket = self._pool.nodes[number].read(
+                [flight.entry.part.refs[flight.layer] for flight in flights if flight.entry.part.refs is not None],
+                [flight.slots.bytes_of(flight.slot) for flight in flights],
+                slot_bytes=size,
+                lane=self._window.policy.lane,
+                timeout_s=self._deadline_s,
+                on_items=noting if self.watch is None else self.watch(number, size, len(flights), noting),
+            )
+            for index, flight in enumerate(flights):
+                flight.ticket, flight.index = ticket, index
+        except Exception:  # it was refused: nothing is under way
+            raise
+        except BaseException:
+            interrupted = InterruptedRead(len(flights), time.monotonic() + self._deadline_s + 2.0)
+            for flight in flights:
+                flight.ticket = interrupted
+            raise
 
     def _noting(self, flights: list[_Flight]) -> OnItems:
         arrival, window = self._arrival, self._window

@@ -14,6 +14,7 @@ the places where they can be read *now*; the places are valid until the next run
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -90,6 +91,34 @@ def wait_drained(ticket: Ticket, node: str, timeout_s: float = 5.0) -> None:
     """Wait until the transport has let go of a ticket's destinations. Raises `DeadlineError` if it does not."""
     if not ticket.wait_drained(timeout_s):
         raise DeadlineError(f"node {node} did not let go of a destination within {timeout_s:g} s", node=node)
+
+
+@dataclass(slots=True)
+class InterruptedRead:
+    """Stands in for the ticket of a read of `items` whose start was interrupted (Ctrl-C): it may be under way, until
+    the time `ended_at` (monotonic), by which its own deadline has ended it."""
+
+    items: int
+    ended_at: float
+    error: PeerError | None = None
+
+    @property
+    def outcomes(self) -> Sequence[Outcome | None]:
+        """Nothing is known of it."""
+        return [None] * self.items
+
+    @property
+    def drained(self) -> bool:
+        """Whether nothing can land any more."""
+        return time.monotonic() >= self.ended_at
+
+    def wait(self, timeout_s: float | None = None) -> Sequence[Outcome | None]:
+        """Nothing will be known of it."""
+        return self.outcomes
+
+    def wait_drained(self, timeout_s: float) -> bool:
+        """Return `drained`."""
+        return self.drained
 
 
 @dataclass(slots=True)
