@@ -165,6 +165,24 @@ def test_an_interrupted_generation(model: Any, ids: Any, plain: Any, pool: Any, 
             assert torch.equal(generate(model, ids, cache), plain)
 
 
+@pytest.mark.parametrize(
+    "change", [lambda cache: cache.batch_repeat_interleave(2), lambda cache: cache.crop(1), lambda cache: cache.reset()]
+)
+def test_a_cache_is_changed_after_an_interrupt_between_layers(model: Any, ids: Any, pool: Any, change: Any) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with cache_of(model, pool) as cache:
+        generate(model, ids, cache, new=2)
+        columns = cache.columns
+        hook = model.model.layers[1].register_forward_hook(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            generate(model, torch.cat([ids, ids[:, :3]], 1), cache, new=1)
+        hook.remove()
+        change(cache)
+        assert cache.columns in (0, columns - 1, columns)
+
+
 def test_a_cache_that_is_collected_without_close(model: Any, ids: Any, pool: Any) -> None:
     cache = cache_of(model, pool)
     generate(model, ids, cache, new=2)

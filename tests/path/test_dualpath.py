@@ -282,6 +282,38 @@ def test_bad_input_is_refused_and_nothing_changes(nodes: LocalNodes) -> None:
         assert path.length(a) == 9
 
 
+@pytest.mark.parametrize("scheme", [Scheme.LOCAL, Scheme.SHARDED])
+def test_sequences_stay_as_they_are_while_a_step_is_open(
+    nodes: LocalNodes, monkeypatch: pytest.MonkeyPatch, scheme: Scheme
+) -> None:
+    with Opened(nodes, HYBRID, scheme) as world:
+        path, a, b = world.path, world.open(), world.open()
+        world.append(a, 21)
+        compare = world._compare
+
+        def meddling(*args: Any) -> None:
+            for change in (
+                lambda: path.close_sequence(a),
+                lambda: path.close_sequence(b),
+                lambda: path.fork(a),
+                lambda: path.crop(a, 3),
+                lambda: path.attach(b, [1] * 8),
+                lambda: path.fill_random(b, 8, seed=1),
+            ):
+                with pytest.raises(UsageError, match="a step is open"):
+                    change()
+            compare(*args)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(world, "_compare", meddling)
+            world.step([(a, 5)])
+            world.step([(a, 5)], commit=False)
+        assert (path.length(a), path.length(b)) == (26, 0)
+        c = world.fork(a)
+        world.close(a)
+        steps(world, c, 8)
+
+
 def test_regions_too_small_for_one_block_are_refused(nodes: LocalNodes) -> None:
     with dualpath.connect(nodes.spec) as pool:
         with pytest.raises(CapacityError, match="hot region"):

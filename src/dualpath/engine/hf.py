@@ -260,9 +260,7 @@ class DualPathCache(_NotingCache):
         return padded.view(batch, tokens, *out.shape[1:])
 
     def _begin(self, batch: int, tokens: int, mask: torch.Tensor | None) -> None:
-        if self._step is not None:  # a forward pass was interrupted between layers
-            self._step.abort()
-            self._step = None
+        self._undo_interrupted()
         if not self._rows:
             self._rows = [self.path.open() for _ in range(batch)]
         if len(self._rows) != batch:
@@ -289,6 +287,12 @@ class DualPathCache(_NotingCache):
                 )
         self._step = self.path.begin(new)
 
+    def _undo_interrupted(self) -> None:
+        """Undo the step of a forward pass that was interrupted between layers, if there is one."""
+        step, self._step = self._step, None
+        if step is not None:
+            step.abort()
+
     # --- what generate() does to a cache between steps ---------------------------------------------------------
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
@@ -304,6 +308,7 @@ class DualPathCache(_NotingCache):
         self._select([row for row in range(len(self._rows)) for _ in range(repeats)])
 
     def _select(self, rows: list[int]) -> None:
+        self._undo_interrupted()
         used: set[int] = set()
         chosen: list[SequenceId] = []
         for row in rows:
@@ -316,6 +321,7 @@ class DualPathCache(_NotingCache):
 
     def crop(self, tokens_to_remove: int) -> None:
         """Remove the last `abs(tokens_to_remove)` columns of every row."""
+        self._undo_interrupted()
         count = abs(tokens_to_remove)
         for sequence in self._rows:
             self.path.crop(sequence, max(0, self.path.length(sequence) - count))
@@ -323,6 +329,7 @@ class DualPathCache(_NotingCache):
 
     def reset(self) -> None:
         """Forget all sequences."""
+        self._undo_interrupted()
         for sequence in self._rows:
             self.path.close_sequence(sequence)
         self._rows, self.columns = [], 0

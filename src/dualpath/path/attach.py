@@ -31,10 +31,11 @@ def attach(path: DualPath, sequence: SequenceId, tokens: Sequence[int], *, hot_b
     """Give an empty sequence the KV of the longest prefix of `tokens` that the pool has, in whole blocks.
 
     Returns the number of tokens attached. The last blocks that fit are read into the hot region, at most `hot_bytes` of
-    them. The blocks are pinned
-    for this path until the sequence is closed, and are then forgotten by their nodes unless others pin them too. Raises
-    `UsageError` for a sequence that is not empty, `PeerError` and `BlockLostError`; then the sequence is empty.
+    them. The blocks are pinned for this path until the sequence is closed, and are then forgotten by their nodes unless
+    others pin them too. Raises `UsageError` for a sequence that is not empty and while a step is open, `PeerError` and
+    `BlockLostError`; then the sequence is empty.
     """
+    path.require_no_step()
     if path.length(sequence):
         raise UsageError("only an empty sequence can be given a prefix")
     pool, writer = path.pool, path.writer

@@ -143,9 +143,11 @@ class DualPath:
     def fork(self, sequence: SequenceId, blocks: int | None = None) -> SequenceId:
         """Return a new sequence that shares this one's blocks (the first `blocks` of them). No KV is copied.
 
-        Raises `UsageError` if a sliding window would need KV that was given up, as `crop` does.
+        Raises `UsageError` while a step is open, and if a sliding window would need KV that was given up, as `crop`
+        does.
         """
         parent = self._get(sequence)
+        self.require_no_step()
         child = Sequence(SequenceId(next(self._ids)), known=parent.known)
         child.blocks = list(parent.blocks if blocks is None else parent.blocks[:blocks])
         self._require_windows(child.blocks, child.length)
@@ -158,8 +160,12 @@ class DualPath:
         return child.id
 
     def close_sequence(self, sequence: SequenceId) -> None:
-        """Forget a sequence; blocks that nobody shares are freed, locally and at their nodes."""
+        """Forget a sequence; blocks that nobody shares are freed, locally and at their nodes.
+
+        Raises `UsageError` while a step is open, whose blocks they may be; nothing has changed then.
+        """
         found = self._get(sequence)
+        self.require_no_step()
         del self._sequences[sequence]
         if self._views is not None:
             self._views.forget(sequence)
@@ -170,12 +176,11 @@ class DualPath:
     def crop(self, sequence: SequenceId, length: int) -> None:
         """Cut a sequence to its first `length` tokens; a sealed block that is cut through is reopened by one copy.
 
-        Raises `UsageError` if a sliding window would need KV that was given up when it left the window: a crop by up to
-        a block is always possible. Nothing has changed then.
+        Raises `UsageError` while a step is open, and if a sliding window would need KV that was given up when it left
+        the window: a crop by up to a block is always possible. Nothing has changed then.
         """
         found = self._get(sequence)
-        if self._step is not None:
-            raise UsageError("a step is open", hint="commit or abort it first")
+        self.require_no_step()
         if not 0 <= length <= found.length:
             raise UsageError(f"cannot crop to {length} tokens: the sequence has {found.length}")
         keep = [block for block in found.blocks if block.position < length]
@@ -224,6 +229,11 @@ class DualPath:
         """Free what a block that no sequence has holds locally."""
         self._hot.free(block)
 
+    def require_no_step(self) -> None:
+        """Raise `UsageError` while a step is open: what its sequences own, and which slots are whose, must stay."""
+        if self._step is not None:
+            raise UsageError("a step is open", hint="commit or abort it first")
+
     def room(self, sequence: SequenceId, wanted: int) -> int:
         """Return how many tokens (at most `wanted`) the next step of this sequence should take, ending at a block's end
         where it can: what neither hot region nor window would hold is left for later steps."""
@@ -246,8 +256,7 @@ class DualPath:
         node, and the step can only be aborted. Raises `CapacityError`, `PoolFullError`, `PeerError`, `UsageError`; then
         nothing has changed.
         """
-        if self._step is not None:
-            raise UsageError("a step is open", hint="commit or abort it first")
+        self.require_no_step()
         if len({sequence for sequence, _ in batch}) != len(batch):
             raise UsageError("a sequence occurs twice in the batch")
         if self.publisher is not None:
@@ -281,8 +290,10 @@ class DualPath:
 
     def abort_step(self, growths: list[Growth]) -> None:
         """Undo growths. `Step.abort` calls this."""
-        self._staging.abort(growths)
-        self._finish()
+        try:
+            self._staging.abort(growths)
+        finally:  # also after an interrupt: a path whose step is neither open nor over could not be closed
+            self._finish()
 
     def close(self) -> None:
         """Abort an open step, forget all sequences, wait for reads in flight. Idempotent."""

@@ -118,8 +118,9 @@ def fill_random(
 
     The last blocks that fit are hot, the rest is only in the pool. Where the token ids are given instead of their
     number, blocks get the ids that these tokens have, so that `attach` finds them. Raises `CapacityError`,
-    `PoolFullError`.
+    `PoolFullError`, and `UsageError` for a sequence that is not empty and while a step is open.
     """
+    path.require_no_step()
     if path.length(sequence):
         raise UsageError("only an empty sequence can be filled")
     size = path.layout.block_tokens
