@@ -12,6 +12,7 @@ import dualpath
 from dualpath.errors import BlockLostError, DeadlineError, PeerError, PoolFullError, UnreachableError, UsageError
 from dualpath.path import DualPath, PathConfig, Scheme
 from dualpath.path.fill import block_bytes
+from dualpath.path.step import Step
 from dualpath.testing.pool import LocalNodes
 from dualpath.wire.messages import Outcome
 
@@ -33,13 +34,18 @@ def opened(nodes: LocalNodes, scheme: Scheme, tenant: str, *, hot: int = 2) -> A
 
 
 def one_step(path: DualPath, sequence: Any, tokens: int = 1) -> list[Any]:
-    noise = np.random.default_rng(7)
     step = path.begin([(sequence, [1] * tokens)])
-    outs = []
-    for layer in range(3):
-        q, k, v = (noise.standard_normal((tokens, heads, 16), np.float32) for heads in (6, 2, 2))
-        outs.append(step.attend(layer, q, k, v, scale=0.25))
+    outs = attended(step)
     step.commit()
+    return outs
+
+
+def attended(step: Step) -> list[Any]:
+    """Pass all layers of a step, with the same q, k and v for the same number of rows."""
+    noise, outs = np.random.default_rng(7), []
+    for layer in range(3):
+        q, k, v = (noise.standard_normal((step.rows, heads, 16), np.float32) for heads in (6, 2, 2))
+        outs.append(step.attend(layer, q, k, v, scale=0.25))
     return outs
 
 
@@ -225,3 +231,87 @@ def test_a_step_that_is_undone_keeps_nothing_that_was_there_already(nodes: Local
         assert first.attach(c, TOKENS) == 8  # the second's own, which it has kept
         first.close_sequence(c)
         one_step(second, b)
+
+
+@pytest.fixture
+def pair(nodes: LocalNodes) -> Iterator[tuple[DualPath, DualPath]]:
+    """Two paths over one pool; in the end neither has left anything at a node."""
+    pool, first = opened(nodes, Scheme.SHARDED, "pair", hot=4)
+    with pool:
+        before = held(pool)
+        with first, DualPath(HYBRID, first.config, pool) as second:
+            yield first, second
+        assert not pool.kept
+        assert not pool.wanted
+        assert held(pool) == before
+
+
+def held(pool: Any) -> list[tuple[float, ...]]:
+    names = ("blocks_sealed", "blocks_prepared", "used_bytes", "evictable_bytes")
+    return [tuple(node.stats()[name] for name in names) for node in pool.nodes]
+
+
+def test_two_steps_that_want_the_same_new_blocks_both_get_them(pair: tuple[DualPath, DualPath]) -> None:
+    first, second = pair
+    a, b = first.open(), second.open()
+    one, two = first.begin([(a, TOKENS[:19])]), second.begin([(b, TOKENS[:19])])
+    outs = attended(one)
+    one.commit()
+    np.testing.assert_array_equal(outs, attended(two))  # blocks that are sealed by now
+    two.commit()
+    first.close_sequence(a)
+    c = first.open()
+    assert first.attach(c, TOKENS) == 16  # the second has kept them
+    assert block_bytes(first, c, 1) == block_bytes(second, b, 1)
+
+
+def test_a_step_that_is_undone_leaves_another_its_new_blocks(pair: tuple[DualPath, DualPath]) -> None:
+    first, second = pair
+    b = second.open()
+    one, two = first.begin([(first.open(), TOKENS[:19])]), second.begin([(b, TOKENS[:19])])
+    attended(one)
+    one.abort()
+    attended(two)
+    two.commit()
+    assert first.attach(first.open(), TOKENS) == 16
+
+
+@pytest.mark.parametrize("ends", ["commit", "abort"])
+@pytest.mark.parametrize("there", [False, True])
+def test_what_one_path_gives_up_stays_for_a_step_that_wants_it(
+    pair: tuple[DualPath, DualPath], ends: str, there: bool
+) -> None:
+    first, second = pair
+    a, b = first.open(), second.open()
+    one = first.begin([(a, TOKENS[:19])])
+    if there:  # what the second prepares is sealed already
+        attended(one)
+        one.commit()
+    two = second.begin([(b, TOKENS[:19])])
+    if not there:
+        attended(one)
+        one.commit()
+    first.close_sequence(a)
+    attended(two)
+    getattr(two, ends)()
+    assert first.attach(first.open(), TOKENS) == (16 if ends == "commit" else 0)
+
+
+def test_room_that_cannot_be_had_takes_none_from_another_step(
+    pair: tuple[DualPath, DualPath], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = pair
+    assert first.pool is not None
+    one = first.begin([(first.open(), TOKENS[:19])])
+    node, prepare = first.pool.nodes[0], first.pool.nodes[0].prepare
+
+    def late(items: Any) -> Any:
+        prepare(items)
+        raise DeadlineError("no reply within the deadline")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(node, "prepare", late)
+        with pytest.raises(DeadlineError):
+            second.begin([(second.open(), TOKENS[:19])])
+    attended(one)
+    one.commit()

@@ -5,18 +5,21 @@
 Writes go out in order on a thread of their own, so that compute never waits for a link: a layer's blocks are under way
 while the next layers are computed. `commit` and `abort` wait for them.
 
-Readers never see an unsealed block. A block that the node already has (an equal prefix) is not written again.
+Readers never see an unsealed block. A block that the node already has (an equal prefix) is not written again. One that
+another path over the same pool is about to seal as well is written by both, into the same slots; whoever commits first
+seals it, and what the other still writes is refused, which is no failure (`holdings` counts who needs what).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dualpath.errors import BlockLostError, PoolFullError, UnreachableError
+from dualpath.errors import PeerError, PoolFullError, UnreachableError
 from dualpath.kv.ids import BlockId
+from dualpath.path.holdings import At, Holdings
 from dualpath.transport.base import Lane, Outcome
 from dualpath.wire.messages import BlockKey, PrepareItem
 
@@ -25,7 +28,6 @@ if TYPE_CHECKING:
     from dualpath.path.metrics import PathMetrics
     from dualpath.path.publisher import Publisher
     from dualpath.pool.client import Pool
-    from dualpath.pool.node import PoolNode
     from dualpath.wire.messages import SlotRef
 
 _NO_LEASE_S = 0.0  # what is there already was pinned by `prepare`
@@ -33,13 +35,17 @@ _NO_LEASE_S = 0.0  # what is there already was pinned by `prepare`
 
 @dataclass(slots=True)
 class Sealing:
-    """One block on its way into the pool. `refs[g]` are its slots for group `g`; `present`: groups already there."""
+    """One block on its way into the pool. `refs[g]` are its slots for group `g`; `present`: groups already there.
+
+    `wanted`: it is counted in `Pool.wanted`.
+    """
 
     id: BlockId
     tokens: int
     node: int
     refs: list[list[SlotRef]]
     present: frozenset[int]
+    wanted: bool = False
 
 
 class Writer:
@@ -57,7 +63,7 @@ class Writer:
     ) -> None:
         self._pool, self._layout, self._metrics, self._publisher = pool, layout, metrics, publisher
         self._spread, self._deadline_s = spread, deadline_s
-        self._kept = pool.kept
+        self._holdings = Holdings(pool, len(layout.groups))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="dualpath-write")  # started by the first write
         self._under_way: list[Future[None]] = []
         self._broken = False  # a write has failed since the last commit or abort
@@ -99,7 +105,8 @@ class Writer:
             self._under_way.append(
                 self._thread.submit(
                     self._write,
-                    self._pool.nodes[number],
+                    number,
+                    group,
                     [sealings[i].id for i in indices],
                     [sealings[i].refs[group][layer] for i in indices],
                     [sources[i] for i in indices],
@@ -109,7 +116,8 @@ class Writer:
 
     def _write(
         self,
-        node: PoolNode,
+        number: int,
+        group: int,
         ids: Sequence[BlockId],
         refs: Sequence[SlotRef],
         sources: Sequence[memoryview],
@@ -117,15 +125,23 @@ class Writer:
     ) -> None:
         if self._broken:
             return  # an earlier write has failed: no deadline is waited for twice
+        node = self._pool.nodes[number]
         outcomes = node.write(refs, sources, slot_bytes=size, lane=Lane.BULK, timeout_s=self._deadline_s)
         for block, outcome in zip(ids, outcomes, strict=True):
-            if outcome is not Outcome.OK:
+            if outcome is not Outcome.OK and not (outcome is Outcome.LOST and self._sealed_there(number, block, group)):
                 self._broken = True
                 raise UnreachableError(
                     f"node {node.name} did not take block {block.hex()[:16]}: {outcome.name.lower()}",
                     node=node.name,
                     hint="is the node still running? the step was undone, the sequence is as before it",
                 )
+
+    def _sealed_there(self, number: int, block: BlockId, group: int) -> bool:
+        """Whether another path over this pool has sealed meanwhile what is being written here."""
+        try:
+            return bool(self._pool.nodes[number].resolve([BlockKey(block, group)], _NO_LEASE_S).refs[0])
+        except PeerError:
+            return False
 
     def _settle(self) -> None:
         """Wait for all writes. Raises what the first one that failed did; none is under way then."""
@@ -150,68 +166,36 @@ class Writer:
     def commit(self, sealings: Sequence[Sealing]) -> None:
         """Seal what was written. Raises `PeerError`; then nothing may be assumed and `abort` is due."""
         self._settle()
+        blocks = [(sealing.node, sealing.id) for sealing in sealings]
         hint = "was the node restarted? the step was undone, the sequence is as before it"
-        self._pin(self._keys(sealings), "lost a block before it was sealed", hint)
-        for sealing in sealings:
-            self._kept[(sealing.node, sealing.id)] += 1
-        self._publisher.sealed((sealing.node, sealing.id) for sealing in sealings)
+        self._no_longer_wanted(sealings)
+        self._holdings.own(blocks, "lost a block before it was sealed", hint)
+        self._publisher.sealed(blocks)
 
-    def keep(self, blocks: Sequence[tuple[int, BlockId]]) -> None:
+    def keep(self, blocks: Sequence[At]) -> None:
         """Own `(node, id)` blocks that are sealed already: pin them. Raises `BlockLostError`, `PeerError`; then none
         is owned."""
-        keys: dict[int, list[BlockKey]] = {}
-        for number, id in blocks:
-            keys.setdefault(number, []).extend(BlockKey(id, group) for group in range(len(self._layout.groups)))
-        self._pin(keys, "gave up a block of the prefix meanwhile", "attach again: what is left of it is found then")
-        self._kept.update(blocks)
-
-    def _pin(self, keys: dict[int, list[BlockKey]], problem: str, hint: str) -> None:
-        """Seal and pin at all nodes or none; what was owned before stays. Raises `BlockLostError`, `PeerError`."""
-        try:
-            for number, some in keys.items():
-                node = self._pool.nodes[number]
-                if any(outcome is not Outcome.OK for outcome in node.commit(some)):
-                    raise BlockLostError(f"node {node.name} {problem}", node=node.name, hint=hint)
-        except BaseException:
-            for number, some in keys.items():
-                self._unpin(number, some)
-            raise
+        hint = "attach again: what is left of it is found then"
+        self._holdings.own(blocks, "gave up a block of the prefix meanwhile", hint)
 
     def abort(self, sealings: Sequence[Sealing]) -> None:
         """Give prepared room back, and pins of what was there already; a node out of reach does both by itself."""
         self._let_go()
-        for number, keys in self._keys(sealings).items():
-            self._pool.nodes[number].abort(keys)
-        for number, keys in self._keys(sealing for sealing in sealings if sealing.present).items():
-            self._unpin(number, keys)
+        self._no_longer_wanted(sealings)
+        self._holdings.give_back((sealing.node, sealing.id) for sealing in sealings)
 
-    def _unpin(self, number: int, keys: Sequence[BlockKey]) -> None:
-        """Drop those of `keys` that nobody here owns."""
-        foreign = [key for key in keys if not self._kept[(number, BlockId(key.id))]]
-        if foreign:
-            self._pool.nodes[number].drop(foreign)
+    def _no_longer_wanted(self, sealings: Sequence[Sealing]) -> None:
+        for sealing in sealings:
+            if sealing.wanted:
+                sealing.wanted = False
+                self._holdings.unwant([(sealing.node, sealing.id)])
 
-    def drop(self, blocks: Sequence[tuple[int, BlockId]], groups: Sequence[int] | None = None) -> None:
+    def drop(self, blocks: Sequence[At], groups: Sequence[int] | None = None) -> None:
         """One owner fewer for these `(node, id)` blocks; the last one takes them out. Unreachable nodes are passed by.
 
         With `groups`, only those groups' parts are taken out, and the ownership of the rest stays.
         """
-        keys: dict[int, list[BlockKey]] = {}
-        gone: list[tuple[int, BlockId]] = []
-        for node, id in blocks:
-            if groups is None:
-                self._kept[(node, id)] -= 1
-                if self._kept[(node, id)] > 0:
-                    continue
-                del self._kept[(node, id)]
-            elif self._kept[(node, id)] > 1:
-                continue
-            gone.append((node, id))
-            wanted = range(len(self._layout.groups)) if groups is None else groups
-            keys.setdefault(node, []).extend(BlockKey(id, group) for group in wanted)
-        self._publisher.dropped(gone, groups)
-        for number, some in keys.items():
-            self._pool.nodes[number].drop(some)
+        self._publisher.dropped(self._holdings.disown(blocks, groups), groups)
 
     # --- placement ---------------------------------------------------------------------------------------------
 
@@ -265,19 +249,13 @@ class Writer:
         except PoolFullError:
             raise  # then nothing was reserved; whatever else happened, something may be
         except BaseException:
-            node.abort([item.key for item in items])
-            self._unpin(number, [item.key for item in items])
+            self._holdings.give_back((number, id) for id, _, _ in blocks)
             raise
         out: list[Sealing] = []
         for i, (id, tokens, _) in enumerate(blocks):
             own = answer[i * len(groups) : (i + 1) * len(groups)]
             present = frozenset(g for g, refs in enumerate(own) if not refs)
             refs = [known[BlockKey(id, g)] if g in present else refs for g, refs in enumerate(own)]
-            out.append(Sealing(id, tokens, number, refs, present))
+            out.append(Sealing(id, tokens, number, refs, present, wanted=True))
+        self._holdings.want((number, id) for id, _, _ in blocks)
         return out
-
-    def _keys(self, sealings: Iterable[Sealing]) -> dict[int, list[BlockKey]]:
-        keys: dict[int, list[BlockKey]] = {}
-        for number, id in dict.fromkeys((sealing.node, sealing.id) for sealing in sealings):
-            keys.setdefault(number, []).extend(BlockKey(id, group) for group in range(len(self._layout.groups)))
-        return keys

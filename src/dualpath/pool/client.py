@@ -39,6 +39,8 @@ class Pool:
         self.kept: Counter[tuple[int, BlockId]] = Counter()
         """How many sequences and forks, of all paths over this pool, own a block at node number `[0]`: a node knows
         them as one owner, which pins a block or does not."""
+        self.wanted: Counter[tuple[int, BlockId]] = Counter()
+        """How many steps, of all paths over this pool, have been given a block's slots and will seal it."""
 
     def __enter__(self) -> Pool:
         return self
