@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,7 @@ import dualpath
 from dualpath.errors import UnreachableError
 from dualpath.kv.ids import BlockId
 from dualpath.path import DualPath, PathConfig, Scheme
+from dualpath.path import writer as writing
 from dualpath.path.metrics import PathMetrics
 from dualpath.path.writer import Sealing, Writer
 from dualpath.pool.node import PoolNode
@@ -34,6 +36,7 @@ class GatedNode:
         self.begun, self.gate = threading.Event(), threading.Event()
         self.taken: list[bytes] = []
         self.outcome = Outcome.OK
+        self.given_back = 0
 
     def write(self, refs: Sequence[int], sources: Sequence[memoryview], **_: object) -> list[Outcome]:
         self.begun.set()
@@ -44,10 +47,11 @@ class GatedNode:
     def commit(self, keys: Sequence[object]) -> list[Outcome]:
         return [Outcome.OK] * len(keys)
 
+    def abort(self, keys: Sequence[object]) -> None:
+        self.given_back += len(keys)
+
     def drop(self, keys: Sequence[object]) -> None:
         """Nothing is kept."""
-
-    abort = drop
 
 
 @pytest.fixture
@@ -105,6 +109,66 @@ def test_an_abort_gives_up_what_has_not_begun_and_waits_for_the_rest(writer: Wri
     aborting.join(WAIT_S)
     assert not aborting.is_alive()
     assert node.taken in ([b"one"], [b"one", b"two"])  # the second may have begun before it was given up
+
+
+@contextlib.contextmanager
+def interrupted(monkeypatch: pytest.MonkeyPatch, gate: threading.Event, times: int) -> Iterator[None]:
+    """Interrupt the writer `times` times while it waits for its thread; only then the gate opens."""
+    left, waiting = [KeyboardInterrupt] * times, writing.wait
+
+    def impatient(futures: Any) -> Any:
+        if left:
+            raise left.pop()
+        gate.set()
+        return waiting(futures)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(writing, "wait", impatient)
+        yield
+    assert not left
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_an_interrupt_does_not_keep_an_abort_from_its_end(
+    writer: Writer, node: GatedNode, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    sealings = start(writer, b"one", b"two", b"three")
+    assert node.begun.wait(WAIT_S)
+    with interrupted(monkeypatch, node.gate, times), pytest.raises(KeyboardInterrupt):
+        writer.abort(sealings)
+    assert node.given_back == 6  # in both groups
+    assert node.taken in ([b"one"], [b"one", b"two"])
+    writer.commit(start(writer, b"four"))
+    assert node.taken[-1] == b"four"
+
+
+def test_a_step_that_is_interrupted_twice_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, write = threading.Event(), PoolNode.write
+
+    def gated(self: PoolNode, *args: Any, **options: Any) -> Any:
+        assert gate.wait(WAIT_S)
+        return write(self, *args, **options)
+
+    with LocalNodes(1, capacity=16 << 20, threads=1) as nodes, dualpath.connect(nodes.spec) as pool:
+        config = PathConfig(Scheme.SHARDED, 4 * HYBRID.block_bytes, 1 << 16, threads=1)
+        with DualPath(HYBRID, config, pool) as path:
+            world = World(path)
+            sequence = world.open()
+            gate.set()
+            world.append(sequence, 2 * HYBRID.block_tokens + 3)
+            before, local = pool[0].stats(), path.arena.used_bytes
+            gate.clear()
+            monkeypatch.setattr(PoolNode, "write", gated)
+            # the first one while the commit waits for what is being written, the others while that is undone
+            with interrupted(monkeypatch, gate, 3), pytest.raises(KeyboardInterrupt):
+                world.step([(sequence, 2 * HYBRID.block_tokens)])
+            after = pool[0].stats()
+            for name in ("used_bytes", "blocks_prepared", "blocks_sealed"):
+                assert after[name] == before[name], name
+            assert path.arena.used_bytes == local
+            assert path.length(sequence) == 2 * HYBRID.block_tokens + 3
+            assert not pool.wanted
+            world.step([(sequence, 2 * HYBRID.block_tokens)])
 
 
 def test_compute_does_not_wait_for_a_link(monkeypatch: pytest.MonkeyPatch) -> None:

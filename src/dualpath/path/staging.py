@@ -139,12 +139,14 @@ class Staging:
     def abort(self, growths: list[Growth]) -> None:
         """Undo growths."""
         fills = [fill for growth in growths for fill in growth.fills]
-        if self.writer is not None:
-            self.writer.abort([fill.sealing for fill in fills if fill.sealing is not None])
-        for fill in fills:
-            self._hot.discard_kept(fill)
-            if fill.fresh:
-                self._hot.free(fill.block)
+        try:
+            if self.writer is not None:
+                self.writer.abort([fill.sealing for fill in fills if fill.sealing is not None])
+        finally:  # an interrupt, which the writer raises once it is done
+            for fill in fills:
+                self._hot.discard_kept(fill)
+                if fill.fresh:
+                    self._hot.free(fill.block)
 
     def _seal(self, growth: Growth, fill: Fill) -> None:
         block = fill.block

@@ -146,6 +146,7 @@ class Writer:
     def _settle(self) -> None:
         """Wait for all writes. Raises what the first one that failed did; none is under way then."""
         try:
+            wait(self._under_way)  # once one has failed, those after it are not made
             for one in self._under_way:
                 one.result()
         finally:
@@ -179,8 +180,22 @@ class Writer:
         self._holdings.own(blocks, "gave up a block of the prefix meanwhile", hint)
 
     def abort(self, sealings: Sequence[Sealing]) -> None:
-        """Give prepared room back, and pins of what was there already; a node out of reach does both by itself."""
-        self._let_go()
+        """Give prepared room back, and pins of what was there already; a node out of reach does both by itself.
+
+        Nothing reads the sources of earlier writes any more then. An interrupt stops none of it and is raised
+        afterwards: at the latest when the write that is being made, and the requests to let go, meet their deadlines.
+        """
+        for one in self._under_way:
+            one.cancel()
+        # on the writer's thread: after what it writes, and where no signal is raised that would cut a request in two
+        undoing = self._thread.submit(self._undo, sealings)
+        try:
+            _to_the_end(undoing)
+        finally:
+            self._under_way, self._broken = [], False
+        undoing.result()
+
+    def _undo(self, sealings: Sequence[Sealing]) -> None:
         self._no_longer_wanted(sealings)
         self._holdings.give_back((sealing.node, sealing.id) for sealing in sealings)
 
@@ -259,3 +274,15 @@ class Writer:
             out.append(Sealing(id, tokens, number, refs, present, wanted=True))
         self._holdings.want((number, id) for id, _, _ in blocks)
         return out
+
+
+def _to_the_end(work: Future[None]) -> None:
+    """Wait for `work`, whatever a signal raises meanwhile; raise the last of that afterwards."""
+    interrupt: BaseException | None = None
+    while not work.done():
+        try:
+            wait([work])
+        except BaseException as error:  # noqa: BLE001 it is raised below
+            interrupt = error
+    if interrupt is not None:
+        raise interrupt
