@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dualpath.errors import UnreachableError, UsageError
+from dualpath.errors import ProtocolError, UnreachableError, UsageError
 from dualpath.host.addresses import LocalAddress, local_addresses, reaching
 from dualpath.pool.client import connect
 from dualpath.testing.transport import FaultyLink, MemoryService
@@ -21,7 +21,7 @@ from dualpath.transport.dial import Dialer, Tcp, is_same_host
 from dualpath.transport.peer import RAILED_USER_TIMEOUT_MS
 from dualpath.transport.rails import MAX_RAILS, rails_to
 from dualpath.transport.reads import ReadLane
-from dualpath.transport.receiver import DROPS
+from dualpath.transport.receiver import TRIES, WINDOW
 from dualpath.transport.requests import REQUEST_BYTES, Batch, split
 from dualpath.transport.stall import StallWatch
 from dualpath.transport.stream import Stream
@@ -167,7 +167,63 @@ def test_connections_that_end_together_do_not_lose_a_read():
         connect(one)
         assert one.pull()
         one._disconnect(gone, True)
-        assert (list(ticket.outcomes), ticket.drained, ticket.error) == ([Outcome.LOST], True, gone)
+        assert (list(ticket.outcomes), ticket.drained) == ([Outcome.LOST], True)
+        assert str(ticket.error) == "reset (3 connections ended with this read under way)"
+
+
+@pytest.fixture
+def played():
+    """A lane over three rails whose threads are played by the test, and how each of them connects."""
+    rails = [Dialer(Tcp(f"10.0.{n}.2", 1), None, "t", 1.0, rail=f"r{n}") for n in range(3)]
+    lane = ReadLane(rails[0], Lane.PREFETCH, 1, lambda *_: None)
+    lane.spread(rails)
+    lane._started = True
+    with ExitStack() as opened:
+
+        def connect(reader):
+            here, there = socket.socketpair()
+            opened.enter_context(there)
+            reader._attach(opened.enter_context(closing(Stream(here))))
+            reader.pull()
+
+        yield lane, connect
+
+
+@pytest.mark.parametrize("dropped", [True, False])
+def test_a_read_that_ends_every_connection_is_given_up_while_others_live(played, dropped):
+    lane, connect = played
+    ticket = ReadTicket(1, time.monotonic() + 10, None)
+    ticket.hold(1)
+    for reader in lane.readers:
+        connect(reader)
+    lane.submit(split(ticket, refs(1), buffers(1, 8), 8))
+    ends = 0
+    while not ticket.settled and ends < 20:
+        (reader,) = (reader for reader in lane.readers if reader.in_flight)
+        reader._disconnect(ProtocolError("nonsense", node="n"), dropped)
+        ends += 1
+        connect(reader)
+    assert (ends, ticket.drained, list(ticket.outcomes)) == (4, True, [Outcome.LOST])
+    assert isinstance(ticket.error, ProtocolError)
+    assert str(ticket.error) == "nonsense (4 connections ended with this read under way)"
+
+
+def test_a_rail_leaves_a_read_with_which_it_ended_to_one_that_works(played):
+    lane, connect = played
+    ticket, other = (ReadTicket(items, time.monotonic() + 10, None) for items in (1, 2))
+    ticket.hold(1)
+    other.hold(2)
+    bad, good, _ = lane.readers
+    connect(bad)
+    lane.submit(split(ticket, refs(1), buffers(1, 8), 8))
+    connect(good)
+    good.in_flight = {n: Batch(split(other, refs(1), buffers(1, 8), 8)) for n in range(WINDOW)}  # no room there
+    bad._disconnect(UnreachableError("reset"), True)
+    connect(bad)
+    assert (len(lane.queue), bad.in_flight) == (1, {})
+    other.settle_all(Outcome.CANCELLED, None)
+    good._disconnect(UnreachableError("reset"), True)
+    assert (len(lane.queue), len(bad.in_flight)) == (0, 1)  # no other is left
 
 
 def test_connections_that_are_shut_down_here_use_up_no_tries():
@@ -178,7 +234,7 @@ def test_connections_that_are_shut_down_here_use_up_no_tries():
     gone, (reader,) = UnreachableError("reset"), lane.readers
     lane.submit(split(ticket, refs(1), buffers(1, 8), 8))
     with ExitStack() as opened:
-        for _ in range(2 * DROPS):
+        for _ in range(2 * TRIES):
             here, there = socket.socketpair()
             opened.enter_context(there)
             reader._attach(Stream(here))
@@ -187,7 +243,7 @@ def test_connections_that_are_shut_down_here_use_up_no_tries():
                 reader.give_up().shutdown()
             reader._disconnect(gone, True)
     (request,) = lane.queue
-    assert request.drops == 0
+    assert request.ended_on == ()
     assert list(ticket.outcomes) == [None]
 
 
@@ -444,6 +500,17 @@ def test_a_rail_that_breaks_hands_its_reads_over(railed, service):
     links[1].cut_after = 0
     links[1].reset()
     assert read_all(peer, service) == ([Outcome.OK] * 256, True)
+
+
+def test_a_read_that_breaks_every_rail_is_given_up_long_before_its_deadline(railed, service):
+    peer, links = railed
+    read_all(peer, service, 32)
+    for link in links:
+        link.cut_after = 2 * SLOT  # handshakes pass
+        link.reset()
+    ticket = peer.read(refs(64), buffers(64, SLOT), slot_bytes=SLOT, timeout_s=60.0)
+    assert Outcome.LOST in ticket.wait(30.0)
+    assert "with this read under way" in str(ticket.error)
 
 
 def test_a_call_that_is_cut_off_is_made_again_over_the_other_rail(railed, service):

@@ -11,11 +11,13 @@ A destination is let go of when its request is answered, was never sent, or its 
 receiver thread has left it; the kernel writes nothing after that. So an operation that times out or is cancelled while
 in flight shuts its connections down; requests of others that were in flight there go back to the front of the queue and
 run on a new connection, without the items that have been reported. So do the requests of a connection that the other
-end dropped: it need not be the node that died. A request that was dropped `DROPS` times, or finds that no connection
-can be made, or whose connection fell silent, is `LOST`.
+end dropped: it need not be the node that died. A request that finds that no connection can be made, or whose connection
+fell silent, is `LOST`. So is one with which `TRIES` connections have ended, or one more than the lane has: it may be
+what ends them. From the first one on it goes in a frame of its own.
 
 Over several rails each connection belongs to one of them. A rail that stalls or fails while another one works hands its
-requests over to that one, and connects anew as soon as it can and there is work (`stall` watches).
+requests over to that one, and connects anew as soon as it can and there is work (`stall` watches). It leaves a request
+with which it has ended to a rail of which that is not so.
 
 Locks: `ReadLane.lock` guards the queue and every connection's table; nothing is called, sent or waited for under it.
 """
@@ -90,6 +92,14 @@ class ReadLane:
     def others_live(self, reader: Receiver) -> bool:
         """Whether a connection over another rail than this one's works. Under the lock."""
         return any(other.connected and other.dialer is not reader.dialer for other in self.readers)
+
+    def better_elsewhere(self, reader: Receiver, request: ReadRequest) -> bool:
+        """Whether connections over this one's rail have ended with `request`, and one works over a rail where none has.
+
+        Under the lock. The other one takes it as soon as it has room, and this one's turn comes if that ends too.
+        """
+        ended = request.ended_on
+        return reader.dialer in ended and any(one.connected and one.dialer not in ended for one in self.readers)
 
     def share(self, reader: Receiver, most_bytes: int) -> int:
         """Return how much of the queue `reader` may take: not what rails that have nothing to do could bring as well.
@@ -171,7 +181,7 @@ class ReadLane:
                 pass
 
     def requeue(self, requests: Sequence[ReadRequest]) -> None:
-        """Put requests back at the front, to run on another connection."""
+        """A connection has ended: put its requests back at the front, to run on another one."""
         with self.lock:
             closed = self.closed
             ended = [request for request in requests if closed or request.ticket.settled]
@@ -180,8 +190,7 @@ class ReadLane:
             if again:
                 self.work.notify_all()
         self._lose(ended, UnreachableError(f"{self._node}: this peer is closed"))
-        if again:
-            self._feed()
+        self._feed()  # also what another connection has left to the one that has ended
 
     def close(self) -> None:
         """Lose everything queued or in flight, and join the threads."""

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 WINDOW = 2  # frames in flight: one that is being received, and one that the node turns to next
 PIECE_BYTES = 4 << 20  # how often `on_items` hears of a large reply
-DROPS = 3  # a request whose connection was dropped so often is lost: those of a lane may all be dropped at once
+TRIES = 3  # a request whose connections ended so often is lost, or once more than there are: all may end at once
 
 
 class Receiver:
@@ -119,6 +119,8 @@ class Receiver:
         """Under the lane's lock: put a frame's worth from the queue in flight, if there is room."""
         stream, queue = self._stream, self._lane.queue
         if stream is None or self._abandoned or not queue or len(self.in_flight) >= WINDOW:
+            return None
+        if queue[0].ended_on and self._lane.better_elsewhere(self, queue[0]):
             return None
         batch = Batch.pop(queue, self._lane.share(self, self._credit.frame_bytes))
         if not self.in_flight:
@@ -248,18 +250,29 @@ class Receiver:
                 stream.close()
             batches = [self.in_flight[number] for number in sorted(self.in_flight)]
             self.in_flight.clear()
-            dropped = dropped and not self._abandoned  # by the other end, not by who shut it down here
-            again = self._abandoned or self._lane.others_live(self)
+            ours = self._abandoned  # who shut it down is here: no request is to blame
+            again = dropped or self._lane.others_live(self)
+            most = max(TRIES, len(self._lane.readers) + 1)
         alive = []
         for batch in batches:
             for request in batch.parts:
-                request.drops += dropped
-                retry = again or batch.unsent or (dropped and request.drops < DROPS)
+                if not ours:
+                    request.ended_on += (self.dialer,)
+                tries = len(request.ended_on)
+                retry = ours or ((again or batch.unsent) and tries < most)
                 retry = retry and not request.ticket.settled
                 if retry:
                     request.skip_settled()
                 if retry and request.refs:
                     alive.append(request)
                 else:
-                    request.finish([Outcome.LOST] * len(request.refs), error)
+                    request.finish([Outcome.LOST] * len(request.refs), _after(tries, error))
         self._lane.requeue(alive)
+
+
+def _after(tries: int, error: PeerError) -> PeerError:
+    """Return why the last of `tries` connections ended, and that there were so many."""
+    if tries < 2:
+        return error
+    text = f"{error} ({tries} connections ended with this read under way)"
+    return type(error)(text, node=error.node, hint=error.hint)

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from dualpath.errors import PeerError
 from dualpath.transport.ticket import ReadTicket
 from dualpath.wire.messages import Outcome, SlotRef
+
+if TYPE_CHECKING:
+    from dualpath.transport.dial import Dialer
 
 REQUEST_BYTES = 8 << 20  # between megabytes all code runs in a cold cache: few frames, rather than many
 REQUEST_ITEMS = 64
@@ -24,7 +28,7 @@ class ReadRequest:
     destinations: Sequence[memoryview]
     slot_bytes: int
     number: int = 0  # in the order of submission to the lane
-    drops: int = 0  # how often its connection was dropped
+    ended_on: tuple[Dialer, ...] = ()  # the rails of connections that ended with it, each as often as that happened
 
     def settle_all(self, outcome: Outcome, error: PeerError | None) -> None:
         """Give every item without an outcome this one."""
@@ -79,7 +83,14 @@ class Batch:
             queue.appendleft(first)
             return Batch([first.cut(most)])
         parts, items = [first], len(first.refs)
-        while queue and queue[0].slot_bytes == first.slot_bytes and items + len(queue[0].refs) <= most:
+        if first.ended_on:  # alone: if it is what ends connections, no other request goes with it
+            return Batch(parts)
+        while (
+            queue
+            and not queue[0].ended_on
+            and queue[0].slot_bytes == first.slot_bytes
+            and items + len(queue[0].refs) <= most
+        ):
             items += len(queue[0].refs)
             parts.append(queue.popleft())
         return Batch(parts)
