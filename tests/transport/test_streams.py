@@ -21,6 +21,7 @@ from dualpath.errors import (
 from dualpath.testing.transport import FaultyLink, FaultyPeer, MemoryService
 from dualpath.testing.transport_case import KEY, PATIENCE_S, buffers, eventually, finish, raised, refs
 from dualpath.transport import dial as dial_module
+from dualpath.transport import peer as peer_module
 from dualpath.transport import server as server_module
 from dualpath.transport.base import Lane, Outcome
 from dualpath.transport.calls import CallConnection
@@ -194,6 +195,44 @@ def test_a_handshake_may_take_longer_than_connecting(node, monkeypatch):
     assert until[1] == began + 2.0
 
 
+@pytest.mark.parametrize("kind", ["read", "call"])
+@pytest.mark.parametrize("stage", ["connecting", "shaking hands"])
+def test_closing_does_not_wait_for_a_connection_that_is_being_made(monkeypatch, kind, stage):
+    began, go_on, connect = threading.Event(), threading.Event(), Tcp.connect
+    monkeypatch.setattr(dial_module, "HANDSHAKE_TIMEOUT_S", PATIENCE_S)
+    monkeypatch.setattr(peer_module, "CLOSE_S", 0.05)
+
+    def slow(self, *arguments):
+        began.set()
+        assert stage == "shaking hands" or go_on.wait(PATIENCE_S)
+        return connect(self, *arguments)
+
+    monkeypatch.setattr(Tcp, "connect", slow)
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # its kernel accepts
+        peer, failed = TcpPeer(*silent.getsockname(), connect_timeout_s=PATIENCE_S), []
+        ticket = peer.read(refs(1), buffers(1, SLOT), slot_bytes=SLOT, timeout_s=PATIENCE_S) if kind == "read" else None
+        calling = threading.Thread(
+            target=lambda: failed.append(raised(UnreachableError, lambda: peer.call(Ping(), timeout_s=PATIENCE_S)))
+        )
+        if ticket is None:
+            calling.start()
+        assert began.wait(PATIENCE_S)
+        closing = threading.Thread(target=peer.close)
+        closing.start()
+        closing.join(PATIENCE_S / 2)
+        assert not closing.is_alive()
+        go_on.set()  # now it connects after all, and finds that nobody wants it any more
+        if ticket is None:
+            calling.join(PATIENCE_S / 2)
+            assert len(failed) == 1
+        else:
+            assert finish(ticket) == [Outcome.LOST]
+        for reader in peer._lanes[Lane.PREFETCH].readers:
+            if reader.thread.ident:
+                reader.thread.join(PATIENCE_S / 2)
+        assert peer.counters.rx_bytes == 0
+
+
 def test_client_that_takes_nothing_is_dropped(service):
     with TcpServer(service, node_id="n", stall_timeout_s=0.1) as server, closing(shaken(server)) as stream:
         stream.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -229,6 +268,12 @@ def liar():
     """Yield a function that starts a node whose reply to everything is what it is given."""
     opened = []
 
+    def said(stream):
+        head = stream.recv_head()
+        if head is None:  # the client has closed, and makes no more connections
+            raise ConnectionAbortedError
+        return head.message
+
     def start(reply):
         listener = socket.create_server(("127.0.0.1", 0))
 
@@ -242,8 +287,8 @@ def liar():
                     return
                 with closing(Stream(sock)) as stream, contextlib.suppress(OSError):
                     shake = NodeHandshake(None)
-                    stream.send_frame(0, shake.challenge(stream.recv_head().message))
-                    shake.accept(stream.recv_head().message)
+                    stream.send_frame(0, shake.challenge(said(stream)))
+                    shake.accept(said(stream))
                     stream.send_frame(0, Welcome("liar", b""))
                     head = stream.recv_head()
                     if head is not None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import math
 import socket
+import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 from dualpath.errors import AuthError, DeadlineError, ProtocolError, UnreachableError
 from dualpath.host.lanes import LANES
@@ -111,6 +112,35 @@ def tune(sock: socket.socket, lane: Lane | None = None) -> None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, marks.so_priority)
 
 
+class Openings:
+    """The connections of a peer that are being made, so that closing it does not wait for them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._streams: set[Stream] = set()
+        self._closed = False
+
+    @contextlib.contextmanager
+    def holding(self, stream: Stream, node: str) -> Iterator[None]:
+        """`stream` to `node` is being made during the block. Raises `UnreachableError` once `close` was called."""
+        with self._lock:
+            if self._closed:
+                raise UnreachableError(f"{node}: this peer is closed", node=node)
+            self._streams.add(stream)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._streams.discard(stream)
+
+    def close(self) -> None:
+        """End those that are being made; none is made from now on. Idempotent."""
+        with self._lock:
+            self._closed = True
+            for stream in self._streams:
+                stream.shutdown()
+
+
 @dataclass(frozen=True)
 class Dialer:
     """How a peer connects to its node."""
@@ -124,6 +154,7 @@ class Dialer:
     """How the rail that it uses is called; empty where there is one only."""
     leads_there: Callable[[Welcome], bool] | None = None
     """Whether who answers is the node; `None`: whoever does."""
+    openings: Openings = field(default_factory=Openings, compare=False)
 
     def dial(self, lane: Lane, *, user_timeout_ms: int, deadline: float = math.inf) -> tuple[Stream, Welcome]:
         """Return a stream past its handshake. Takes `connect_timeout_s` and `HANDSHAKE_TIMEOUT_S` at most.
@@ -140,7 +171,8 @@ class Dialer:
             hint = "is the node running, and is the address right?"
             raise UnreachableError(f"{node}: cannot connect: {error}", node=node, hint=hint) from error
         try:
-            welcome = self._shake_hands(stream, lane, min(deadline, time.monotonic() + HANDSHAKE_TIMEOUT_S))
+            with self.openings.holding(stream, node):
+                welcome = self._shake_hands(stream, lane, min(deadline, time.monotonic() + HANDSHAKE_TIMEOUT_S))
             if self.leads_there is not None and not self.leads_there(welcome):
                 hint = f"let the node listen only at addresses that mean it everywhere: not at {node}"
                 raise UnreachableError(f"{node}: another node answers there, {welcome.node}", node=node, hint=hint)

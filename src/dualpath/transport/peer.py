@@ -40,6 +40,7 @@ _log = logging.getLogger(__name__)
 _Peer = TypeVar("_Peer", bound="StreamPeer")  # `typing.Self` needs Python 3.11
 WRITE_BYTES = 4 << 20
 RAIL_CONNECT_TIMEOUT_S = 0.5  # where there is another rail to try
+CLOSE_S = 1.0  # how long `close` waits at most, for threads that wait for the kernel to connect
 DEFAULT_CONNECTIONS = {Lane.REALTIME: 1, Lane.PREFETCH: 2, Lane.BULK: 2}
 
 
@@ -336,18 +337,27 @@ class StreamPeer:
             ticket.abort(Outcome.CANCELLED, None)
 
     def close(self) -> None:
-        """Close all connections; pending operations fail as `LOST`/`UnreachableError`. Idempotent."""
+        """Close all connections; pending operations fail as `LOST`/`UnreachableError`. Idempotent.
+
+        Waits for nothing that the node does: a connection that is being made is not made, and what cannot be told so
+        within `CLOSE_S` ends by itself.
+        """
         self._closed = True
+        self._first.openings.close()
+        deadline = time.monotonic() + CLOSE_S
         for lane in Lane:
             caller = self._callers.get(lane)
             if caller is not None:
                 caller.fail(UnreachableError(f"{self._node}: this peer was closed", node=self._node))
-            with self._dialing[lane]:
-                caller = self._callers.pop(lane, None)
-                if caller is not None:
-                    caller.dispose()
+            if self._dialing[lane].acquire(timeout=max(0.0, deadline - time.monotonic())):
+                try:
+                    caller = self._callers.pop(lane, None)
+                    if caller is not None:
+                        caller.dispose()
+                finally:
+                    self._dialing[lane].release()
         for queue in self._lanes.values():
-            queue.close()
+            queue.close(deadline)
         if self._stall_watch is not None:  # after the lanes, whose threads may have made it until then
             self._stall_watch.close()
         self._watchdog.close()

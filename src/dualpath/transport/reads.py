@@ -192,8 +192,9 @@ class ReadLane:
         self._lose(ended, UnreachableError(f"{self._node}: this peer is closed"))
         self._feed()  # also what another connection has left to the one that has ended
 
-    def close(self) -> None:
-        """Lose everything queued or in flight, and join the threads."""
+    def close(self, deadline: float) -> None:
+        """Lose everything queued or in flight, and join the threads, but one that still connects only until `deadline`
+        (monotonic): it ends by itself then, and has nothing in flight."""
         with self.lock:
             self.closed = True
             requests = list(self.queue)
@@ -206,7 +207,7 @@ class ReadLane:
                 reader.shutdown()
             for reader in (*self.readers, *self._retired):
                 if reader.thread.ident and reader.thread is not threading.current_thread():
-                    reader.thread.join()
+                    reader.thread.join(max(0.0, deadline - time.monotonic()))
 
     @staticmethod
     def _lose(requests: Sequence[ReadRequest], error: PeerError) -> None:
