@@ -20,6 +20,7 @@ from dualpath.bench.needle import DEPTHS, hide
 from dualpath.bench.report import FAR_READ, columns, verdict
 from dualpath.bench.settings import ExperimentConfig
 from dualpath.cli import main
+from dualpath.cli.bench_accuracy import report_not_finite
 from dualpath.errors import UsageError
 
 SHAPE = "shape:layers=2,query_heads=4,kv_heads=2,head_dim=16,hidden=64,vocab=128"
@@ -89,9 +90,23 @@ def test_differences_are_those_of_the_definitions() -> None:
     assert found.logit_error == pytest.approx(3 + math.log(2))
 
 
-def test_a_nan_is_never_a_small_error() -> None:
-    exact = [np.zeros(3, np.float32)] * 2
-    assert compare([np.array([0, np.nan, 0], np.float32), exact[0]], exact, [0, 0]).logit_error == math.inf
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("where", ["row", "exact row"])
+def test_what_is_no_number_is_never_a_small_error(bad: float, where: str) -> None:
+    good = [np.zeros(3, np.float32)] * 3
+    spoiled = [good[0], np.array([0, bad, 0], np.float32), good[0]]
+    pair = (spoiled, good) if where == "row" else (good, spoiled)
+    found = compare(*pair, [0, 0, 0])
+    assert (found.tokens, found.not_finite) == (3, 1)
+    assert {found.perplexity, found.kl_mean, found.kl_p99, found.logit_error} == {math.inf}
+    assert compare(good, good, [0, 0, 0]).not_finite == 0
+
+
+def test_what_is_no_number_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"kv_dtype": "int8", "read_fraction": 0.5, "tokens": 8, "not_finite": 0}
+    assert not report_not_finite({"rows": [row]})
+    assert report_not_finite({"rows": [row, {**row, "not_finite": 3}]})
+    assert "KV int8, 0.5 read: 3 of 8 predictions" in capsys.readouterr().err
 
 
 def test_log_softmax_of_large_logits() -> None:
@@ -195,6 +210,7 @@ def test_rows_over_a_small_model(tiny: None) -> None:
     assert 0 < kept["logit_error"] < part["logit_error"]
     assert kept["kv_bytes_per_token"] < exact["kv_bytes_per_token"]
     for row in result["rows"]:
+        assert row["not_finite"] == 0
         assert row["needles"] == len(row["answers"]) == len(DEPTHS)
         assert row["wire_bytes_per_token"] > 0
     assert json.loads(json.dumps(result)) == result

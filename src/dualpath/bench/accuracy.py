@@ -7,6 +7,7 @@ it that read another fraction of the blocks. The first row is exact, and all oth
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -279,7 +280,7 @@ def _row(
         "kv_dtype": pair[0],
         "read_fraction": pair[1],
         **asdict(likelihood),
-        "perplexity_ratio": likelihood.perplexity / base,
+        "perplexity_ratio": math.inf if likelihood.not_finite else likelihood.perplexity / base,
         "needles_found": sum(hits),
         "needles": len(hits),
         "far_blocks": one.blocks,

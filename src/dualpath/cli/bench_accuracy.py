@@ -11,7 +11,7 @@ import typer
 from dualpath.cli.key import shared_key
 from dualpath.cli.numbers import numbers, whole_numbers
 from dualpath.cli.options import Deadline, Dtype, Hot, Json, Nodes, Threads
-from dualpath.cli.output import ByteSize, emit, table, words
+from dualpath.cli.output import ByteSize, complain, emit, table, words
 from dualpath.units import format_bytes
 
 HOT = ByteSize(16 << 20)
@@ -44,6 +44,7 @@ def accuracy_command(
 
     A row for each dtype of KV and each fraction, all in scheme reduce. What comes before is prefilled, which reads
     everything; the scored tokens, and the questions for the needles, are fed one by one, whatever was predicted.
+    Exit code 1 if a prediction is not finite.
 
     Examples:
         dualpath bench accuracy --read-fraction 1,0.5,0.25,0.125
@@ -74,7 +75,22 @@ def accuracy_command(
         seed=seed,
         deadline_s=deadline,
     )
-    emit(as_json, run_accuracy(config, view=TerminalView()), print_accuracy)
+    result = run_accuracy(config, view=TerminalView())
+    emit(as_json, result, print_accuracy)
+    if report_not_finite(result):
+        raise typer.Exit(1)
+
+
+def report_not_finite(result: dict[str, Any]) -> bool:
+    """Say on stderr which rows have logits that are no numbers; return whether there are any."""
+    bad = [row for row in result["rows"] if row["not_finite"]]
+    for row in bad:
+        complain(
+            f"KV {row['kv_dtype']}, {row['read_fraction']:g} read: {row['not_finite']} of {row['tokens']} predictions, "
+            "or the exact ones beside them, are not finite",
+            hint="`dualpath explain` holds each layer's attention against float64",
+        )
+    return bool(bad)
 
 
 def print_accuracy(result: dict[str, Any]) -> None:
