@@ -8,6 +8,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -129,6 +130,31 @@ def test_a_nic_of_the_machine_itself_is_pulled_only_by_who_means_it(
     assert main([*words, "eth4", "--yes"]) == 2
     assert "no NIC called eth4" in capsys.readouterr().err
     pulling.check_pull("eth2", on_the_machine_itself=True)
+
+
+@pytest.mark.parametrize(
+    ("own", "started_by", "in_a_lab"),
+    [("lab", ["lab", "machine"], True), ("machine", ["machine"], False), ("lab", ["lab"], False),
+     ("lab", ["hidden"], False), ("unnamed", ["machine"], False)],
+)  # fmt: skip
+def test_the_machine_itself_is_no_lab_whatever_its_namespace_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str, started_by: list[str], in_a_lab: bool
+) -> None:
+    names, proc = tmp_path / "netns", tmp_path / "proc"
+    names.mkdir()
+    for namespace in ("machine", "lab", "unnamed"):
+        (tmp_path / namespace).touch()
+    (names / "dp-lab-a").hardlink_to(tmp_path / "lab")
+    (names / "host").hardlink_to(tmp_path / "machine")
+    for pid, namespace in enumerate(["self", *started_by]):
+        folder = proc / (str(pid) if pid else "self") / "ns"
+        folder.mkdir(parents=True)
+        if namespace != "hidden":
+            (folder / "net").hardlink_to(tmp_path / (namespace if pid else own))
+    monkeypatch.setattr(pulling, "NAMESPACES", names)
+    monkeypatch.setattr(pulling, "PROC", proc)
+    monkeypatch.setattr(pulling, "ancestors", lambda: [pid + 1 for pid in range(len(started_by))])
+    assert pulling.in_named_namespace() is in_a_lab
 
 
 def test_a_lost_remote_shell_leaves_no_nic_down(monkeypatch: pytest.MonkeyPatch) -> None:

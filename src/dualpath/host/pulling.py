@@ -13,6 +13,7 @@ from dualpath.host.netlink import open_netlink, signals_held
 
 NAMESPACES = Path("/run/netns")
 """Where `ip netns` keeps names of network namespaces."""
+PROC = Path("/proc")
 
 
 def check_pull(nic: str, *, on_the_machine_itself: bool) -> None:
@@ -39,11 +40,31 @@ def check_pull(nic: str, *, on_the_machine_itself: bool) -> None:
 
 
 def in_named_namespace() -> bool:
-    """Whether this process is in a network namespace that `ip netns` has a name for, as the hosts of a lab have."""
-    own = os.stat("/proc/self/ns/net").st_ino
-    with contextlib.suppress(OSError):  # there are none, or one was taken down meanwhile
-        return own in {file.stat().st_ino for file in NAMESPACES.iterdir()}
-    return False
+    """Whether this process is in a network namespace that `ip netns` has a name for, as the hosts of a lab have.
+
+    The machine's own is none, whatever it is called (`ip netns attach`): who is in an emulated host was started from
+    outside of it. Where that cannot be seen the answer is no.
+    """
+    own = _namespace("self")
+    try:
+        named = {file.stat().st_ino for file in NAMESPACES.iterdir()}
+    except OSError:  # there are none, or one was taken down meanwhile
+        return False
+    return own in named and {_namespace(pid) for pid in ancestors()} - {own, None} != set()
+
+
+def ancestors() -> list[int]:
+    """Return the ids of the process that started this one, of the one that started that, and so on."""
+    import psutil
+
+    return [process.pid for process in psutil.Process().parents()]
+
+
+def _namespace(pid: int | str) -> int | None:
+    """Return the number of a process's network namespace, `None` if it cannot be looked at."""
+    with contextlib.suppress(OSError):
+        return (PROC / str(pid) / "ns" / "net").stat().st_ino
+    return None
 
 
 @contextlib.contextmanager
