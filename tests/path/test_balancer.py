@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -163,6 +164,37 @@ def test_where_reducing_everything_is_dear_it_looks_at_one_block() -> None:
     assert one.forms[8:].count(Form.REDUCE) == 0
 
 
+class Distant(Host):
+    """What it reads takes as long as the bytes do, and `asking_s` more."""
+
+    asking_s = 3e-4
+
+    def seen(self, fetched: list[int], step_s: float) -> StepSeen:
+        def later(one: Received) -> Received:
+            return replace(one, busy_s=one.busy_s + self.asking_s) if one.bytes else one
+
+        found = super().seen(fetched, step_s)
+        nodes = tuple(replace(node, received=later(node.received)) for node in found.nodes)
+        return replace(found, nodes=nodes, received=later(found.received))
+
+
+@pytest.mark.parametrize("rail", [10e9, 40e9, 120e9])
+@pytest.mark.parametrize("remote", [250, 2000])
+def test_a_probe_reads_for_long_enough_to_show_how_fast_a_rail_is(rail: float, remote: int) -> None:
+    """One block of all layers takes 1.2 to 0.1 ms on these rails, and asking for it 0.3."""
+    rates = Rates(Speed(18e9), 2 * rail, (NodeRates(Speed(1e13), rail, 1e-6),) * 2)  # nothing is worth fetching
+    one = Distant(rates, (remote // 2, remote // 2))
+    balancer = balancer_for(one)
+    for _ in range(1500):
+        one.step(balancer)
+    found = balancer.speeds.rates(one.seen([1, 1], 0.1))
+    assert found is not None
+    for node in found.nodes:
+        assert 0.75 * rail < node.rail_bytes_per_s <= rail
+    assert 2 <= sum(form is not Form.REDUCE for form in one.forms) < 60
+    assert balancer.probing.spent_s <= 0.02 * one.total_s
+
+
 def test_nothing_remote_means_no_probe_and_no_path_b() -> None:
     one = host(940, 2, 4, 0)
     balancer = balancer_for(one)
@@ -268,6 +300,25 @@ def test_other_numbers_of_rows_have_rates_of_their_own() -> None:
     live.saw(0.0, seen)
     assert live.rates(seen) is not None
     assert live.rates(replace(seen, query_rows=8)) is None
+
+
+def test_short_reads_count_while_nothing_better_is_known() -> None:
+    live, seen = LiveRates(copy_share=0.0), host(940, 1, 1, 4).seen([1], 0.1)
+
+    def rail(came: Received, fetched: int) -> float:
+        node = replace(seen.nodes[0], received=came, fetched_blocks=fetched)
+        live.saw(7.0, replace(seen, nodes=(node,), received=came))
+        found = live.rates(seen)
+        assert found is not None
+        assert found.receiver_bytes_per_s == found.nodes[0].rail_bytes_per_s
+        return found.nodes[0].rail_bytes_per_s
+
+    assert rail(Received(100_000, 5e-4), 1) == 2e8
+    assert live.rail_age_s(8.0, 0) == math.inf  # to be looked at again
+    assert rail(Received(1_000_000, 2e-3), 2) == 5e8
+    assert rail(Received(100_000, 5e-4), 1) == 5e8
+    assert live.rail_age_s(8.0, 0) == 1.0
+    assert rail(Received(150_000, 5e-4), 4) == 4e8  # all there is: the median of two
 
 
 def test_a_prompt_shows_rails_only() -> None:

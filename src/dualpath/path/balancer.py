@@ -11,7 +11,8 @@ fetched in vain. The model's times are corrected by how earlier steps of the sam
 *Probing.* What is not used shows no speed. A probe does for one step what a corner does that is not in force, of two
 the one that was not seen for longer, which also shows how far the model is off there. Where that is expected to take
 more than twice as long, or more than the budget allows, it fetches (or reduces) one block of each node of which nothing
-else is. What probes have cost beyond an ordinary step never exceeds 2 % of all time, but for the first two.
+else is; on a fast rail it fetches as many as take long enough to show how fast. What probes have cost beyond an
+ordinary step never exceeds 2 % of all time, but for the first two.
 
 The very first step is not learned from: views are made in it, and nothing is warm. Time is decode time, the sum of
 all steps so far: what happens between them ages nothing.
@@ -25,7 +26,7 @@ from dataclasses import dataclass
 
 from dualpath.cost.balance import Rates, Split, StepLoad, balance_blocks, fetch_all, reduce_all, split_at
 from dualpath.path.choice import Choice, Form
-from dualpath.path.rates import Median, Speeds, StepSeen
+from dualpath.path.rates import LONG_READ_S, Median, Speeds, StepSeen
 
 _EVERY = 16
 _SOON = 4  # after a change, to see whether it was for the better
@@ -201,10 +202,25 @@ class Balancer:
         untried = self._bias_of(now_s, Form.FETCH) is None
         if (stale or untried) and extra_s <= self._settled_s and probing.affords(extra_s):
             return self._start(Choice(Form.FETCH, tuple(float(held) for held in used)))
-        if (age_s == math.inf and probing.count < _FIRST_PROBES) or (stale and probing.affords(probing.some_s)):
-            some = tuple(1 / node.blocks if node.blocks else 0.0 for node in seen.nodes)
-            return self._start(Choice(Form.MIXED, some))
+        first = age_s == math.inf and probing.count < _FIRST_PROBES
+        counts = self._some_blocks(seen)
+        some_s = max(probing.some_s, 2 * LONG_READ_S if max(counts) > 1 else 0.0)
+        if first or (stale and probing.affords(some_s)):
+            some = (count / node.blocks if count else 0.0 for count, node in zip(counts, seen.nodes, strict=True))
+            return self._start(Choice(Form.MIXED, tuple(some)))
         return None
+
+    def _some_blocks(self, seen: StepSeen) -> list[int]:
+        """Return how many blocks of each node a probe fetches: one, or what is in flight for twice `LONG_READ_S`.
+
+        While a rate is known from short reads only it is too low, and so is this; the next probe knows better.
+        """
+        rates, block_bytes = self.speeds.rates(seen), seen.block_bytes * seen.layers
+        rails = [node.rail_bytes_per_s for node in rates.nodes] if rates is not None else [0.0] * len(seen.nodes)
+        return [
+            min(node.blocks, max(1, math.ceil(min(node.blocks, 2 * LONG_READ_S * rail / block_bytes))))
+            for node, rail in zip(seen.nodes, rails, strict=True)
+        ]
 
     def _probe_while_fetching(self, now_s: float, seen: StepSeen) -> Choice | None:
         """As `_probe`, while something is fetched: one step ahead, so that nothing is prefetched for the probe."""

@@ -10,7 +10,9 @@
 | receiver | the same over all nodes, in steps that read from all of them |
 | copies | CPU seconds of the receiving threads per byte, as far as they take cores from the compute |
 
-A reply that was there already when it was asked for only bounds the round trip from above. Each figure is the median of
+A reply that was there already when it was asked for only bounds the round trip from above. Reads that were over within
+`LONG_READ_S` show how long asking takes rather than how fast a rail is: they count while nothing better is known, and
+if there was no more to read. Each figure is the median of
 its last few samples, so that one disturbed step moves nothing.
 """
 
@@ -26,6 +28,8 @@ from typing import Protocol
 from dualpath.cost.balance import NodeRates, Rates, Speed
 
 _SAMPLES = 9
+LONG_READ_S = 1e-3
+"""A read of 64 KiB takes a tenth of this on one host: what remains of that in the rate is below a tenth as well."""
 _UNUSED = NodeRates(Speed(0.0), 0.0, 0.0)
 
 
@@ -106,7 +110,7 @@ class Speeds(Protocol):
         """Return the rates for a step like this one, or `None` while one that it needs was never seen."""
 
     def rail_age_s(self, now_s: float, node: int) -> float:
-        """Return for how long nothing was received of a node (infinity: never)."""
+        """Return for how long nothing was received of a node that shows how fast its rail is (infinity: never)."""
 
 
 class Median:
@@ -140,9 +144,10 @@ class LiveRates:
     def saw(self, now_s: float, seen: StepSeen) -> None:
         """Take what a step has shown; a step without queries that can be reduced (a prompt) shows its rails only."""
         for number, node in enumerate(seen.nodes):
-            self._received(now_s, ("rail", number), node.received)
+            self._received(now_s, ("rail", number), node.received, more=node.fetched_blocks < node.blocks)
         if all(node.received.bytes for node in seen.nodes if node.blocks):
-            self._received(now_s, ("receiver",), seen.received)
+            more = any(node.fetched_blocks < node.blocks for node in seen.nodes)
+            self._received(now_s, ("receiver",), seen.received, more=more)
         if seen.received.timed_bytes:
             self._add(now_s, seen.received.cpu_s / seen.received.timed_bytes, "copy")
         if not seen.rows:
@@ -169,7 +174,7 @@ class LiveRates:
         known = tuple(node for node in nodes if node is not None)
         if local is None or len(known) < len(nodes):
             return None
-        together = self._value("receiver") or sum(node.rail_bytes_per_s for node in known)
+        together = self._rate("receiver") or sum(node.rail_bytes_per_s for node in known)
         return Rates(Speed(local), together, known, self._copy_s_per_byte())
 
     def rail_age_s(self, now_s: float, node: int) -> float:
@@ -178,7 +183,7 @@ class LiveRates:
 
     def _node(self, number: int, bucket: int) -> NodeRates | None:
         near, trip = self._value("near", number, bucket), self._value("trip", number, bucket)
-        rail = self._value("rail", number)
+        rail = self._rate("rail", number)
         if near is None or trip is None or rail is None:
             return None
         return NodeRates(Speed(near), rail, trip)
@@ -192,9 +197,15 @@ class LiveRates:
         elif answers.bound_s < (math.inf if known is None else known):
             self._add(now_s, answers.bound_s, "trip", number, bucket)
 
-    def _received(self, now_s: float, key: tuple[object, ...], received: Received) -> None:
+    def _received(self, now_s: float, key: tuple[object, ...], received: Received, *, more: bool) -> None:
+        """Note a rate; `more`: there would have been more to read."""
         if received.bytes and received.busy_s > 0:
-            self._add(now_s, received.bytes / received.busy_s, *key)
+            short = ("short",) if more and received.busy_s < LONG_READ_S else ()
+            self._add(now_s, received.bytes / received.busy_s, *key, *short)
+
+    def _rate(self, *key: object) -> float | None:
+        found = self._value(*key)
+        return self._value(*key, "short") if found is None else found
 
     def _copy_s_per_byte(self) -> float:
         return self._copy_share * (self._value("copy") or 0.0)
