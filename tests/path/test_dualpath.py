@@ -15,6 +15,7 @@ from dualpath.errors import BlockLostError, CapacityError, DeadlineError, PoolFu
 from dualpath.kv import KVLayout
 from dualpath.path import DualPath, PathConfig, Scheme
 from dualpath.path.fill import read_block
+from dualpath.path.prefetch_reader import PrefetchReader
 from dualpath.path.sequences import Block, Part
 from dualpath.path.window import Window
 from dualpath.testing.node import FakeClock
@@ -244,7 +245,9 @@ def test_a_stopped_node_is_a_timeout_not_a_hang(monkeypatch: pytest.MonkeyPatch)
         a = world.open()
         world.append(a, 60)
         world.path.reader.end()  # nothing is in flight with the long deadline
-        monkeypatch.setattr(world.path.reader, "_deadline_s", 0.2)
+        reader = world.path.reader
+        assert isinstance(reader, PrefetchReader)
+        monkeypatch.setattr(reader.flights, "deadline_s", 0.2)
         one.nodes[0].pause()
         try:
             with pytest.raises(BlockLostError, match=r"tokens .* within the deadline"):  # why, not only that

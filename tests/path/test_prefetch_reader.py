@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dualpath.errors import CapacityError
-from dualpath.path import prefetch_reader as prefetch_reader_module
+from dualpath.path import flights as flights_module
 from dualpath.path import reader as reader_module
 from dualpath.path.arena import Budget, LocalArena
 from dualpath.path.metrics import PathMetrics
@@ -124,7 +124,7 @@ def test_a_read_whose_start_is_interrupted_keeps_its_slots_until_its_deadline(mo
     """Ctrl-C comes when the transport has begun already: what it brings must not land among other blocks."""
     now = time.monotonic()
     clock = SimpleNamespace(monotonic=lambda: now, perf_counter=time.perf_counter)
-    for module in (reader_module, prefetch_reader_module):
+    for module in (reader_module, flights_module):
         monkeypatch.setattr(module, "time", clock)
     arena, node = LocalArena(SLOT, 4 * SLOT), HeldNode()
     begin, read = node.read, []

@@ -44,5 +44,5 @@ def make_reader(
         pool, arena, layout, metrics, config.deadline_s, policies=policies, ahead=config.ahead, trace=trace
     )
     if auto is not None:
-        reader.watch, reader.at_once = auto.watch, auto.probes_rails
+        reader.flights.watch, reader.at_once = auto.watch, auto.probes_rails
     return reader
