@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 import typer
 
+from dualpath.bench.spread import Spread
 from dualpath.cli import output
+from dualpath.cli.rounds import print_ratios
 from dualpath.errors import HostError, UsageError
 
 
@@ -213,3 +215,13 @@ def test_columns_are_those_of_the_terminal_where_there_is_one(monkeypatch: pytes
     assert output.terminal_columns() is None
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     assert output.terminal_columns() == 60
+
+
+def test_ratios_are_a_line_each_and_the_median_has_the_digits_of_the_range(capsys: pytest.CaptureFixture[str]) -> None:
+    print_ratios(
+        {"all / first": Spread(1.99849, 1.9, 2.00049), "P99": None, "P99 / idle": Spread(1234.5, 0.01234, 1e5)}
+    )
+    assert capsys.readouterr().out.splitlines() == [
+        "all / first: 2  (1.9 to 2 by round)",
+        "P99 / idle: 1,234  (0.0123 to 100,000 by round)",
+    ]

@@ -16,7 +16,8 @@ from dualpath.cli.bench_options import (
 )
 from dualpath.cli.key import shared_key
 from dualpath.cli.options import Json
-from dualpath.cli.output import ByteSize, byte_size, emit, median_of, progress, range_of, stdout_console, table, words
+from dualpath.cli.output import ByteSize, byte_size, emit, progress, stdout_console, table, words
+from dualpath.cli.rounds import median_of, print_ratios, range_of
 from dualpath.units import format_bytes
 
 if TYPE_CHECKING:
@@ -109,17 +110,15 @@ def print_lanes(found: LanesReport) -> None:
             for row in found.rows
         ],
     )
-    for title, ratio in (
-        ("P99 with lanes / idle", found.p99_lanes_over_idle),
-        ("P99 without lanes / idle", found.p99_shared_over_idle),
-        ("P99 with lanes / without", found.p99_lanes_over_shared),
-        ("P50 with lanes / idle", found.p50_lanes_over_idle),
-        ("P50 with lanes / without", found.p50_lanes_over_shared),
-    ):
-        if ratio is not None:
-            stdout_console().print(
-                f"{title}: {ratio.median:.3g}  ({range_of(ratio, 1.0)} by round)", markup=False, soft_wrap=True
-            )
+    print_ratios(
+        {
+            "P99 with lanes / idle": found.p99_lanes_over_idle,
+            "P99 without lanes / idle": found.p99_shared_over_idle,
+            "P99 with lanes / without": found.p99_lanes_over_shared,
+            "P50 with lanes / idle": found.p50_lanes_over_idle,
+            "P50 with lanes / without": found.p50_lanes_over_shared,
+        }
+    )
     cost = found.control_costs
     if cost is not None:
         stdout_console().print(

@@ -17,7 +17,8 @@ from dualpath.cli.bench_options import (
 from dualpath.cli.key import shared_key
 from dualpath.cli.lab import heed_hangup
 from dualpath.cli.options import Json
-from dualpath.cli.output import ByteSize, byte_size, emit, median_of, progress, range_of, stdout_console, table, words
+from dualpath.cli.output import ByteSize, byte_size, emit, progress, stdout_console, table, words
+from dualpath.cli.rounds import median_of, print_ratios, range_of
 from dualpath.units import format_bytes, parse_bits_per_s
 
 if TYPE_CHECKING:
@@ -90,7 +91,6 @@ def rails_command(
 def print_rails(found: RailsReport) -> None:
     """Print what each NIC brought alone and all together, how that compares, and what a pull did."""
     settings = found.settings
-    console = stdout_console()
     rows = []
     for row in found.rows:
         for number, one in enumerate(row.each):
@@ -113,16 +113,9 @@ def print_rails(found: RailsReport) -> None:
         ["over", "Mbit/s", "by round", "of nominal", "NIC", "payload Mbit/s", "its counter Mbit/s", "counts"],
         rows,
     )
-    for title, ratio in (
-        ("all / the first alone", found.all_over_first),
-        ("all / sum of each alone", found.all_over_sum),
-    ):
-        if ratio is not None:
-            console.print(
-                f"{title}: {ratio.median:.3f}  ({range_of(ratio, 1.0)} by round)", markup=False, soft_wrap=True
-            )
+    print_ratios({"all / the first alone": found.all_over_first, "all / sum of each alone": found.all_over_sum})
     for doubt in dict.fromkeys(row.doubt for row in found.rows if row.doubt):
-        console.print(f"not to be relied on: {doubt}", markup=False, soft_wrap=True)
+        stdout_console().print(f"not to be relied on: {doubt}", markup=False, soft_wrap=True)
     if found.pulled:
         table(
             f"{settings.pull} pulled for {settings.seconds:g} s",

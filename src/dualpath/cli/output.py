@@ -26,7 +26,6 @@ from dualpath.units import format_bytes, parse_bytes
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from dualpath.bench.spread import Spread
 
 T = TypeVar("T")
 
@@ -287,13 +286,3 @@ def shown(value: object) -> str:
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
     return "-" if value is None else str(value)
-
-
-def median_of(value: Spread | None, scale: float) -> float | None:
-    """Return the median of a figure over rounds, times `scale`, for a table."""
-    return None if value is None else value.median * scale
-
-
-def range_of(value: Spread | None, scale: float) -> str | None:
-    """Return the least and the greatest round of a figure, times `scale`, for a table."""
-    return None if value is None else f"{shown(value.low * scale)} to {shown(value.high * scale)}"
