@@ -162,3 +162,24 @@ def test_what_could_not_be_asked_for_is_not_held() -> None:
     slots.give(Budget.WINDOW, others)
     assert arena.used_bytes == 0
     assert len({*slots.take(Budget.WINDOW, 4)} & {*range(5)}) == 4  # no slot that is none, and none twice
+
+
+def test_reads_that_do_not_come_are_cancelled_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a node that has stopped: the end does not wait for the deadline."""
+    monkeypatch.setattr("dualpath.path.flights.GRACE_S", 0.0)
+
+    class Stopped(HeldNode):
+        def cancel(self, ticket: Any) -> None:
+            ticket.outcomes[:] = [Outcome.CANCELLED] * len(ticket.outcomes)
+            ticket.drained = True
+            cancelled.append(ticket)
+
+    arena, node = LocalArena(SLOT, 4 * SLOT), Stopped()
+    cancelled: list[Any] = []
+    pool: Any = SimpleNamespace(nodes=[node])
+    layout: Any = None
+    reader = PrefetchReader(pool, arena, layout, PathMetrics(), 60.0)
+    reader.begin([plan_of(arena, range(1, 5))], reserve=0, wrap=False)
+    reader.end()
+    assert cancelled == node.tickets != []
+    assert arena.used_bytes == 0

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from dualpath.pool.client import Pool
     from dualpath.transport.base import OnItems, Ticket
 
+GRACE_S = 0.5
+"""How long a reader that ends waits for the next of its reads under way before it cancels them."""
 _PATIENCE_S = 2.0  # beyond the deadline of a read, which comes first
 
 
@@ -180,9 +182,22 @@ class Flights:
             self.reap()
 
     def drain(self) -> None:
-        """Wait until nothing that was given up is in flight any more, at most a deadline."""
-        give_up = time.monotonic() + self.deadline_s + _PATIENCE_S
-        while self._left and time.monotonic() < give_up:
+        """Wait until nothing that was given up is in flight any more. If none of it comes for `GRACE_S` its node may
+        have stopped: it is cancelled, which costs its connections."""
+        now = time.monotonic()
+        give_up, cancel_at, before = now + self.deadline_s + _PATIENCE_S, now + GRACE_S, len(self._left)
+        while self._left and (now := time.monotonic()) < give_up:
+            if len(self._left) < before:
+                cancel_at, before = now + GRACE_S, len(self._left)
+            if now >= cancel_at:
+                cancel_at = give_up
+                self._cancel()
             with self._arrival:
                 self._arrival.wait(0.02)
             self.reap()
+
+    def _cancel(self) -> None:
+        tickets = {id(one.ticket): (one.entry.part.node, one.ticket) for one in self._left}
+        for number, ticket in tickets.values():
+            if ticket is not None:
+                self._pool.nodes[number].cancel(ticket)
