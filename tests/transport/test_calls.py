@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import random
 import socket
 import threading
 import time
@@ -208,3 +209,27 @@ def test_an_interrupt_within_a_frame_ends_the_connection(ends, monkeypatch, wher
     with pytest.raises(UnreachableError, match=f"interrupted within a {message}"):
         other.result()
     assert not calls.usable()
+
+
+@pytest.mark.parametrize("size", [(256 << 10) - 1, 256 << 10, (256 << 10) + 1, (640 << 10) + 17])
+@pytest.mark.parametrize("timeout_s", [None, PATIENCE_S])
+def test_a_large_payload_that_dribbles_in_is_received_to_its_last_byte(size, timeout_s):
+    """Around the size from which the kernel is left to wait."""
+    sent = random.Random(size).randbytes(size)
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as there:
+        here, _ = listener.accept()
+        stream, into = Stream(here), [memoryview(bytearray(size // 3)), memoryview(bytearray(size - size // 3))]
+
+        def dribble():
+            there.sendall(encode(1, Ping(), size))
+            for at in range(0, size, 5000):
+                there.sendall(sent[at : at + 5000])
+
+        thread = threading.Thread(target=dribble)
+        thread.start()
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        with contextlib.closing(stream):
+            stream.recv_head(deadline)
+            stream.recv_into(into, deadline)
+        thread.join(PATIENCE_S)
+    assert b"".join(into) == sent
