@@ -19,7 +19,7 @@ from dualpath.path.step import Observation
 from dualpath.testing.pool import LocalNodes
 
 from .test_dualpath import connect
-from .world import HYBRID, MLA, World, float64
+from .world import HYBRID, MLA, PATIENCE_S, World, float64
 
 PARTLY = [scheme for scheme in Scheme if scheme.reads_partly]
 
@@ -96,7 +96,7 @@ class Opened:
             hot_bytes=4 * layout.open.block_bytes,
             window_bytes=window * scratch_bytes(layout) + largest,
             threads=2,
-            deadline_s=5.0,
+            deadline_s=PATIENCE_S,
             reduce_rows=6,
             read_fraction=fraction,
         )
