@@ -48,6 +48,12 @@ def pool(nodes: LocalNodes) -> Iterator[Any]:
 
 
 @pytest.fixture(autouse=True)
+def letting_go_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that what a node holds can be counted as soon as a cache is gone, also at a node that waits for a core."""
+    monkeypatch.setattr("dualpath.pool.node.LET_GO_TIMEOUT_S", 60.0)
+
+
+@pytest.fixture(autouse=True)
 def as_before(model: Any, ids: Any, plain: Any) -> Iterator[None]:
     """Whatever a test did to the model, it generates without a cache as it always did."""
     yield
