@@ -134,6 +134,14 @@ def test_control_messages_are_sent_to_all_nodes_and_waited_for(lane: Lane, error
     assert (len(control.seconds), control.failed) == ((len(sent), 0) if error is None else (0, len(sent)))
 
 
+def test_every_node_is_asked_at_least_once() -> None:
+    nodes: Any = [FakeNode(), FakeNode()]
+    with control_messages(nodes, 1e-3) as control:
+        pass  # long before the second one's turn
+    assert [len(node.lanes) for node in nodes] == [1, 1]
+    assert len(control.seconds) == 2
+
+
 def test_no_control_messages_at_no_rate() -> None:
     node: Any = FakeNode()
     with control_messages([node], 0.0) as control:

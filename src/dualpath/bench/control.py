@@ -36,7 +36,8 @@ def control_messages(
 ) -> Iterator[Control]:
     """Send `Ping` `per_s` times a second in all (0: never), to the nodes in turn, until the block is left.
 
-    Every reply is waited for then, at most until its deadline (`timeout_s`; `None`: each node's own).
+    Each is asked at least once, however short the block and however late a sender gets a core. Every reply is waited
+    for then, at most until its deadline (`timeout_s`; `None`: each node's own).
     """
     control, end = Control(), threading.Event()
     callers = [_Caller(node, control, end, lane, node.timeout_s if timeout_s is None else timeout_s) for node in nodes]
@@ -74,11 +75,14 @@ class _Caller:
 
     def _send(self, first_s: float, period_s: float) -> None:
         due = time.monotonic() + first_s
+        self._end.wait(first_s)
         try:
-            while not self._end.wait(max(0.0, due - time.monotonic())):
+            while True:
                 started = time.perf_counter()
                 self._sent.put((started, self._node.peer.start(Ping(), lane=self._lane, timeout_s=self._timeout_s)))
                 due = max(due + period_s, time.monotonic())  # one that is late does not make the next come at once
+                if self._end.wait(max(0.0, due - time.monotonic())):
+                    return
         finally:
             self._sent.put(None)
 
