@@ -44,8 +44,11 @@ class StallWatch:
         self._thread.join()
 
     def _run(self) -> None:
-        while self._busy.wait() and not self._end.is_set():
+        while True:
+            self._busy.wait()
             self._busy.clear()
+            if self._end.is_set():  # asked after clearing: what `close` sets meanwhile is not lost
+                return
             busy = True
             while busy and not self._end.wait(PERIOD_S):
                 busy = sum(map(self._look, self._lanes)) > 0
