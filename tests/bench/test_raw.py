@@ -451,6 +451,9 @@ def test_shaped_nics_are_measured_at_their_rate() -> None:
     for row in found.rows:
         assert row.nominal_bits_per_s == nominal
         assert row.doubt == ""
-        assert 0.3 * nominal < row.bits_per_s < 1.1 * nominal
-    best = max(row.bits_per_s for row in found.rows)
-    assert 1.3 * best < max(row.bits_per_s for row in found.together) < 2.2 * nominal
+        assert row.bits_per_s < 1.1 * nominal
+    for rail in ("data0", "data1"):  # less only by what holds up this process, which is not all rows
+        assert max(row.bits_per_s for row in found.rows if row.local_rail == rail) > 0.3 * nominal
+    assert max(row.bits_per_s for row in found.together) < 2.2 * nominal
+    shares = [min(row.rail_bytes.values()) / row.bytes_received for row in found.together if row.rail_bytes]
+    assert max(shares) > 0.25  # a process that is held up reads less over both alike

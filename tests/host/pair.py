@@ -50,7 +50,7 @@ lanes = {}
 for tos, port in zip((0xB8, 0x20), sys.argv[1:]):
     lane = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     lane.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, tos)
-    lane.setsockopt(socket.SOL_SOCKET, 32, 400_000)  # SO_SNDBUFFORCE: beyond the limit of who is not root
+    lane.setsockopt(socket.SOL_SOCKET, 32, 900_000)  # SO_SNDBUFFORCE: some 800 KB of payload wait for the NIC
     lane.connect(("10.99.0.2", int(port)))
     lane.setblocking(False)
     lanes[lane] = bytes(8000)
@@ -64,6 +64,7 @@ TWO_SINKS = """
 import select, socket, sys
 lanes = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(2)]
 for lane in lanes:
+    lane.setsockopt(socket.SOL_SOCKET, 33, 4_000_000)  # SO_RCVBUFFORCE: nothing is lost while others have the core
     lane.bind(("10.99.0.2", 0))
 print(*(lane.getsockname()[1] for lane in lanes), flush=True)
 counts = dict.fromkeys(lanes, 0)

@@ -49,8 +49,8 @@ def test_what_a_host_receives_is_shaped_too(pair: Lab) -> None:
 
 
 def test_realtime_goes_before_bulk(pair: Lab) -> None:
-    # The queues last while other processes have the core: most of what is counted is in the sender's socket by then.
-    pair.host("a").nic("data0").set_rate("10Mbit")
+    # The queues last a second while other processes have the core: all that is counted is in the sender's socket soon.
+    pair.host("a").nic("data0").set_rate("5Mbit")
     with (
         pair.host("b").python(TWO_SINKS, "600000", stdout=subprocess.PIPE, text=True) as sinks,
         pair.host("a").python(TWO_LANES, *sinks.stdout.readline().split()) as sender,
