@@ -11,14 +11,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from dualpath.errors import ProtocolError, UnreachableError, UsageError
+from dualpath.errors import DeadlineError, ProtocolError, UnreachableError, UsageError
 from dualpath.host.addresses import LocalAddress, local_addresses, reaching
 from dualpath.pool.client import connect
 from dualpath.testing.transport import FaultyLink, MemoryService
 from dualpath.testing.transport_case import KEY, PATIENCE_S, buffers, eventually, refs
 from dualpath.transport.credit import FIRST_FRAME_BYTES, FRAME_S, Credit
 from dualpath.transport.dial import Dialer, Tcp, is_same_host
-from dualpath.transport.peer import RAILED_USER_TIMEOUT_MS
+from dualpath.transport.peer import RAIL_CONNECT_TIMEOUT_S, RAILED_USER_TIMEOUT_MS
 from dualpath.transport.rails import MAX_RAILS, rails_to
 from dualpath.transport.reads import ReadLane
 from dualpath.transport.receiver import TRIES, WINDOW
@@ -27,7 +27,7 @@ from dualpath.transport.stall import StallWatch
 from dualpath.transport.stream import Stream
 from dualpath.transport.tcp import TcpPeer, TcpServer
 from dualpath.transport.ticket import ReadTicket
-from dualpath.wire.messages import Done, Lane, Outcome, Ping
+from dualpath.wire.messages import Done, Lane, Outcome, Ping, Welcome
 
 SLOT = 4096
 
@@ -492,6 +492,28 @@ def test_a_stalled_rail_hands_its_reads_over_and_rejoins(railed, service):
         return peer.rails[1].bytes_received > before
 
     assert eventually(carried)
+
+
+def test_a_node_that_is_slow_to_greet_is_waited_for_when_its_other_rail_is_dead():
+    found = (object(), Welcome("n", b""))
+    peer = TcpPeer("10.0.0.2", 1)
+    deadline = time.monotonic() + 60
+
+    def busy(lane, *, deadline, **_):
+        if deadline - time.monotonic() <= RAIL_CONNECT_TIMEOUT_S:
+            raise DeadlineError("no handshake in time")
+        return found
+
+    def dead(lane, **_):
+        raise UnreachableError("refused")
+
+    peer._rails = tuple(
+        SimpleNamespace(address=Tcp(host, 1), dial=dial) for host, dial in (("10.0.0.2", busy), ("10.0.1.2", dead))
+    )
+    with closing(peer):
+        for turn in range(2):  # whichever is asked first
+            peer._turn[Lane.REALTIME] = turn
+            assert peer._dial_caller(Lane.REALTIME, deadline) is found
 
 
 def test_a_rail_that_breaks_hands_its_reads_over(railed, service):

@@ -244,7 +244,8 @@ class StreamPeer:
     def _dial_caller(self, lane: Lane, deadline: float) -> tuple[Stream, Welcome]:
         """Connect over the rail whose turn it is, or over the next that works, or where the node was first sought.
 
-        That may be a name, which means another address once the node has moved.
+        That may be a name, which means another address once the node has moved. When none works at once, the first that
+        was only slow has the time that is left: a busy node is not a dead one.
         """
         rails = self._rails
         if len(rails) == 1:
@@ -254,14 +255,19 @@ class StreamPeer:
         if str(self._first.address) not in [str(rail.address) for rail in rails]:
             order.append(self._first)
         problem: PeerError | None = None
+        slow: Dialer | None = None
         for dialer in order:
             last = dialer is order[-1]
             until = deadline if last else min(deadline, time.monotonic() + RAIL_CONNECT_TIMEOUT_S)
             try:
                 return dialer.dial(lane, user_timeout_ms=RAILED_USER_TIMEOUT_MS, deadline=until)
             except PeerError as error:
+                if isinstance(error, DeadlineError) and not last:
+                    slow = slow or dialer
                 problem = problem or error
                 self._turn[lane] += 1
+        if slow is not None and time.monotonic() < deadline:
+            return slow.dial(lane, user_timeout_ms=RAILED_USER_TIMEOUT_MS, deadline=deadline)
         assert problem is not None
         raise problem
 
