@@ -31,11 +31,13 @@ def refs(count: int, generation: int = 1) -> list[SlotRef]:
 
 
 def eventually(condition: Callable[[], bool]) -> bool:
-    """Wait until `condition` holds; whether it does within `PATIENCE_S`."""
+    """Wait until `condition` holds; whether it did, once, within `PATIENCE_S`."""
     until = time.monotonic() + PATIENCE_S
-    while not condition() and time.monotonic() < until:
+    while not condition():
+        if time.monotonic() >= until:
+            return False
         time.sleep(0.002)
-    return condition()
+    return True
 
 
 def raised(kind: type[Exception], action: Callable[[], Any]) -> Any:
