@@ -88,6 +88,7 @@ class TransferTests(TransportCase):
                     [SlotRef(slot, 1) for slot in order],
                     into,
                     slot_bytes=slot_bytes,
+                    timeout_s=PATIENCE_S,
                     on_items=lambda first, found, told=told: told.extend(enumerate(found, first)),
                 )
                 assert finish(ticket) == [Outcome.OK] * slots
