@@ -27,7 +27,7 @@ from dualpath.cost import layout_that_fits
 from dualpath.engine.fingerprint import fingerprint
 from dualpath.engine.joined import JoinedStep
 from dualpath.engine.lending import NAME, borrow, give_back
-from dualpath.engine.tensors import absorb, expand, pack, raw
+from dualpath.engine.tensors import absorb, dtype_of, expand, pack, raw
 from dualpath.errors import UsageError
 from dualpath.kv.layout import KVLayout, LayerKind, kv_dtype_called
 from dualpath.path import DualPath, PathConfig, Scheme, SequenceId, Step
@@ -35,7 +35,6 @@ from dualpath.pool.client import Pool
 from dualpath.units import parse_bytes
 
 CACHE_KEYWORD = "cache" if tuple(map(int, transformers.__version__.split(".")[:2])) >= (5, 20) else "past_key_values"
-_DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
 @dataclass(slots=True)
@@ -187,7 +186,7 @@ class DualPathCache(_NotingCache):
         settings = PathConfig(
             chosen, parse_bytes(hot), parse_bytes(window), threads, deadline_s, read_fraction=read_fraction
         )
-        dtype = _dtype_of(model)
+        dtype = dtype_of(model)
         name = fingerprint(model, config, dtype)
         layout = layout_that_fits(
             config,
@@ -249,9 +248,7 @@ class DualPathCache(_NotingCache):
                 self._step = None
                 self.columns += tokens
         except BaseException:
-            if self._step is not None:
-                self._step.abort()
-                self._step = None
+            self._undo()
             raise
         if self._packed is None:
             return out.view(batch, tokens, *out.shape[1:])
@@ -260,7 +257,7 @@ class DualPathCache(_NotingCache):
         return padded.view(batch, tokens, *out.shape[1:])
 
     def _begin(self, batch: int, tokens: int, mask: torch.Tensor | None) -> None:
-        self._undo_interrupted()
+        self._undo()
         if not self._rows:
             self._rows = [self.path.open() for _ in range(batch)]
         if len(self._rows) != batch:
@@ -287,8 +284,8 @@ class DualPathCache(_NotingCache):
                 )
         self._step = self.path.begin(new)
 
-    def _undo_interrupted(self) -> None:
-        """Undo the step of a forward pass that was interrupted between layers, if there is one."""
+    def _undo(self) -> None:
+        """Undo the open step, if there is one: of a forward pass that fails, or was interrupted between layers."""
         step, self._step = self._step, None
         if step is not None:
             step.abort()
@@ -308,7 +305,7 @@ class DualPathCache(_NotingCache):
         self._select([row for row in range(len(self._rows)) for _ in range(repeats)])
 
     def _select(self, rows: list[int]) -> None:
-        self._undo_interrupted()
+        self._undo()
         used: set[int] = set()
         chosen: list[SequenceId] = []
         for row in rows:
@@ -321,7 +318,7 @@ class DualPathCache(_NotingCache):
 
     def crop(self, tokens_to_remove: int) -> None:
         """Remove the last `abs(tokens_to_remove)` columns of every row."""
-        self._undo_interrupted()
+        self._undo()
         count = abs(tokens_to_remove)
         for sequence in self._rows:
             self.path.crop(sequence, max(0, self.path.length(sequence) - count))
@@ -329,7 +326,7 @@ class DualPathCache(_NotingCache):
 
     def reset(self) -> None:
         """Forget all sequences."""
-        self._undo_interrupted()
+        self._undo()
         for sequence in self._rows:
             self.path.close_sequence(sequence)
         self._rows, self.columns = [], 0
@@ -390,15 +387,6 @@ def _end(model: Any, hook: Any, path: DualPath) -> None:
     hook.remove()
     give_back(model)
     path.close()
-
-
-def _dtype_of(model: Any) -> str:
-    if model.device.type != "cpu":
-        raise UsageError(f"the model is on device {model.device}", hint="move it to the CPU: model.to('cpu')")
-    dtype = _DTYPES.get(model.dtype)
-    if dtype is None:
-        raise UsageError(f"KV of dtype {model.dtype} is not supported", hint=f"one of {', '.join(_DTYPES.values())}")
-    return dtype
 
 
 AttentionInterface.register(NAME, _attention)

@@ -1,4 +1,4 @@
-"""Between the tensors of a model and the arrays of a path: packing, raw bits, and the absorbed form of MLA."""
+"""Between the tensors of a model and the arrays of a path: dtypes, packing, raw bits, and the absorbed form of MLA."""
 
 from __future__ import annotations
 
@@ -6,6 +6,20 @@ from typing import Any
 
 import numpy as np
 import torch
+
+from dualpath.errors import UsageError
+
+_DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+
+
+def dtype_of(model: Any) -> str:
+    """Return the dtype of a model's KV, by name. Raises `UsageError` unless it is one of `_DTYPES`, on the CPU."""
+    if model.device.type != "cpu":
+        raise UsageError(f"the model is on device {model.device}", hint="move it to the CPU: model.to('cpu')")
+    dtype = _DTYPES.get(model.dtype)
+    if dtype is None:
+        raise UsageError(f"KV of dtype {model.dtype} is not supported", hint=f"one of {', '.join(_DTYPES.values())}")
+    return dtype
 
 
 def pack(states: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:

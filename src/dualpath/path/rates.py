@@ -12,8 +12,8 @@
 
 A reply that was there already when it was asked for only bounds the round trip from above. Reads that were over within
 `LONG_READ_S` show how long asking takes rather than how fast a rail is: they count while nothing better is known, and
-if there was no more to read. Each figure is the median of
-its last few samples, so that one disturbed step moves nothing.
+if there was no more to read. Each figure is the median of its last few samples, so that one disturbed step moves
+nothing.
 """
 
 from __future__ import annotations

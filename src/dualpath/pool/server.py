@@ -131,7 +131,7 @@ def _listen(config: NodeConfig, key: bytes | None, service: PoolService, closing
 
 def _warm_up() -> None:
     """Import what the first `Attend` needs, so that it is not slow."""
-    import dualpath.attention  # noqa: F401
+    import dualpath.attention  # noqa: F401  for what loading it does
 
 
 @contextlib.contextmanager

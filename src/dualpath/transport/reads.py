@@ -116,8 +116,7 @@ class ReadLane:
         """Queue the requests of a read, and send what the connections have room for."""
         sends = []
         with self.lock:
-            closed = self.closed
-            over = closed or any(request.ticket.settled for request in requests)  # nobody ends it a second time
+            over = self.closed or any(request.ticket.settled for request in requests)  # nobody ends it a second time
             if not over:
                 for request in requests:
                     self.submitted += 1
