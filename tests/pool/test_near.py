@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 
 from dualpath.attention import BlockTable, State, attend, finish, reference
 from dualpath.errors import UsageError
+from dualpath.pool import near
 from dualpath.pool.service import PoolService
 from dualpath.testing.node import DirectConnection, block_key
 from dualpath.wire.failures import UnknownViewError
@@ -19,6 +23,7 @@ from dualpath.wire.messages import (
     Outcome,
     Prepare,
     PrepareItem,
+    Rank,
     Stats,
     ViewBlock,
     ViewQuery,
@@ -114,6 +119,30 @@ def test_a_view_gives_what_local_attention_gives(wire, geometry: Geometry, windo
         np.testing.assert_allclose(out[mine], exact.out, atol=1e-6)
         np.testing.assert_allclose(lse[mine], exact.lse, atol=1e-6)
         start += n
+
+
+def test_computing_is_not_ahead_of_other_threads(wire: DirectConnection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real-time thread that computed as one would hold a core against whatever else the host does."""
+    sequence, within, found = Sequence(wire, 1, GQA, [8] * 4, 1), [False], []
+    sequence.extend()
+
+    @contextlib.contextmanager
+    def noted() -> Iterator[None]:
+        within[0] = True
+        yield
+        within[0] = False
+
+    monkeypatch.setattr(near, "ordinary", noted)
+    for module, name in ((near.attention, "partial"), (near.attention, "attend"), (near, "_chosen")):
+        compute = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *a, _c=compute, **k: (found.append(within[0]), _c(*a, **k))[1])
+    ask(wire, [sequence], [1])
+    ask(wire, [sequence], [1], debug=True)
+    queries = [ViewQuery(1, 4, 1, 32)]
+    q = np.zeros((1, HEADS, GQA.head_dim), np.float32)
+    wire.call(Attend(1, HEADS, 0.25, 0.0, 0, False, queries, 0.5), q.tobytes())
+    wire.call(Rank(1, HEADS, 0.25, 0.5, queries), q.tobytes())
+    assert found == [True] * 5
 
 
 def test_a_view_grows_and_is_read_in_part(wire: DirectConnection) -> None:

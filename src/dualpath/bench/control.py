@@ -1,6 +1,7 @@
 """Control messages at a set rate, and their round trips: an open loop, so that a slow reply does not thin them out.
 
-For each node a thread that sends on time, and one that collects the replies, which come in order on one connection.
+For each node a thread that sends on time, and one that collects the replies, which come in order on one connection. In
+lane REALTIME they do as a program should whose threads do nothing else: they run ahead of those that compute.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dualpath.errors import DualPathError
+from dualpath.host.scheduling import realtime
 from dualpath.wire.messages import Lane, Ping
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ class Control:
 
     seconds: list[float] = field(default_factory=list)
     failed: int = 0
+    realtime: bool = False
+    """Whether the threads that send and collect are scheduled ahead of others."""
 
 
 @contextlib.contextmanager
@@ -73,7 +77,14 @@ class _Caller:
         for thread in self._threads:
             thread.join()
 
+    def _scheduled(self) -> contextlib.AbstractContextManager[bool]:
+        return realtime() if self._lane is Lane.REALTIME else contextlib.nullcontext(False)
+
     def _send(self, first_s: float, period_s: float) -> None:
+        with self._scheduled() as self._control.realtime:
+            self._send_all(first_s, period_s)
+
+    def _send_all(self, first_s: float, period_s: float) -> None:
         due = time.monotonic() + first_s
         self._end.wait(first_s)
         try:
@@ -87,6 +98,10 @@ class _Caller:
             self._sent.put(None)
 
     def _collect(self) -> None:
+        with self._scheduled():
+            self._collect_all()
+
+    def _collect_all(self) -> None:
         while (sent := self._sent.get()) is not None:
             started, pending = sent
             try:

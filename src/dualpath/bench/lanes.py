@@ -114,6 +114,7 @@ class Sample:
     failed: int
     prefetch_bits_per_s: float | None
     compute_bytes_per_s: float | None
+    realtime: bool = False
 
     def percentile_s(self, share: float) -> float | None:
         """Return a percentile of the round trips, `None` where there are none."""
@@ -132,6 +133,8 @@ class LanesRow:
     max_s: float | None
     prefetch_bits_per_s: Spread | None
     compute_bytes_per_s: Spread | None
+    realtime: bool
+    """Whether the threads of the requests were scheduled ahead of others here, as those of lane REALTIME ask for."""
 
 
 @dataclass(frozen=True)
@@ -226,6 +229,7 @@ def _row(case: str, rounds: Sequence[Sample]) -> LanesRow:
         max_s=max((one.trips_s[-1] for one in rounds if one.trips_s), default=None),
         prefetch_bits_per_s=spread(one.prefetch_bits_per_s for one in rounds),
         compute_bytes_per_s=spread(one.compute_bytes_per_s for one in rounds),
+        realtime=any(one.realtime for one in rounds),
     )
 
 
@@ -249,6 +253,7 @@ def _measure(pool: Pool, blocks: Sequence[Stored], case: Case, settings: LanesSe
         control.failed,
         sum(8 * one.result().payload_bytes / one.result().seconds for one in moved) if flows else None,
         computed / settings.seconds if settings.compute else None,
+        control.realtime,
     )
 
 

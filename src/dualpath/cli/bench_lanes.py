@@ -119,6 +119,13 @@ def print_lanes(found: LanesReport) -> None:
             "P50 with lanes / without": found.p50_lanes_over_shared,
         }
     )
+    if not any(row.realtime for row in found.rows):
+        stdout_console().print(
+            "requests were scheduled like all else here: lane REALTIME runs ahead as root, with CAP_SYS_NICE, or after "
+            "`ulimit -r 1`",
+            markup=False,
+            soft_wrap=True,
+        )
     cost = found.control_costs
     if cost is not None:
         stdout_console().print(

@@ -17,6 +17,7 @@ from dualpath import attention
 from dualpath.attention import BlockTable
 from dualpath.attention.bounds import check_fraction, choose, count_of
 from dualpath.errors import UsageError
+from dualpath.host.scheduling import ordinary
 from dualpath.pool.views import Slice, View
 from dualpath.transport.base import Reply
 from dualpath.wire.failures import UnknownViewError
@@ -50,7 +51,8 @@ def answer(
     queries = queries if queries.flags.aligned else queries.copy()
     read: int | None = None
     if request.read_fraction < 1.0:
-        tables = _most_relevant(request, queries, tables, views, buffer)
+        with ordinary():
+            tables = _most_relevant(request, queries, tables, views, buffer)
         read = sum(len(table.offset) for table in tables if table is not None)
     asked = [(query, table) for query, table in zip(request.queries, tables, strict=True) if table is not None]
     if request.debug or len(asked) < len(tables):
@@ -61,18 +63,19 @@ def answer(
     parts = [memoryview(out).cast("B"), memoryview(lse).cast("B")]
     positions, table = _positions(asked), _block_table(asked, buffer)
     started = time.perf_counter()
-    attention.partial(
-        out,
-        lse,
-        queries,
-        positions,
-        table,
-        geometry,
-        scale=request.scale,
-        softcap=request.softcap,
-        window=window,
-        threads=threads,
-    )
+    with ordinary():
+        attention.partial(
+            out,
+            lse,
+            queries,
+            positions,
+            table,
+            geometry,
+            scale=request.scale,
+            softcap=request.softcap,
+            window=window,
+            threads=threads,
+        )
     return Reply(Partials([Outcome.OK] * len(asked), time.perf_counter() - started, read), parts)
 
 
@@ -86,10 +89,11 @@ def ranked(request: Rank, payload: memoryview, views: Mapping[int, View], buffer
     queries = np.frombuffer(payload, np.float32).reshape(rows, request.query_heads, geometry.head_dim)
     outcomes: list[Outcome] = []
     chosen: list[list[int]] = []
-    for q, query in zip(queries, request.queries, strict=True):
-        table = views[query.view].table(request.layer, query.blocks, 0)
-        outcomes.append(Outcome.LOST if table is None else Outcome.OK)
-        chosen.append([] if table is None else _chosen(request, q, views[query.view], table, buffer).tolist())
+    with ordinary():
+        for q, query in zip(queries, request.queries, strict=True):
+            table = views[query.view].table(request.layer, query.blocks, 0)
+            outcomes.append(Outcome.LOST if table is None else Outcome.OK)
+            chosen.append([] if table is None else _chosen(request, q, views[query.view], table, buffer).tolist())
     return Reply(Ranked(outcomes, chosen))
 
 
@@ -141,17 +145,18 @@ def _partly(
     state = attention.State.empty(int(rows.sum()), request.query_heads, geometry.value_dim)
     started = time.perf_counter()
     if good:
-        attention.attend(
-            state,
-            queries[rows],
-            _positions(good),
-            _block_table(good, buffer),
-            geometry,
-            scale=request.scale,
-            softcap=request.softcap,
-            window=request.window,
-            threads=threads,
-        )
+        with ordinary():
+            attention.attend(
+                state,
+                queries[rows],
+                _positions(good),
+                _block_table(good, buffer),
+                geometry,
+                scale=request.scale,
+                softcap=request.softcap,
+                window=request.window,
+                threads=threads,
+            )
     compute_s = time.perf_counter() - started
     arrays = [*attention.finish(state)] + ([state.max, state.exp_sum] if request.debug else [])
     empty = [0.0, -np.inf, -np.inf, 0.0]

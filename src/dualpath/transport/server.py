@@ -2,9 +2,10 @@
 
 Theory of operation. Blocking sockets: an idle connection costs a sleeping thread and nothing else. The payload of a
 request is received straight into the buffers that `Service.sink` names; a reply's payload is gathered straight from the
-service's buffers, and lanes send in their order (`turns`). Whatever a connection does wrong closes that one only, after
-a `Failure` where the stream is still fit for one. A peer that stops in the middle of a frame, or does not take its
-replies, is dropped after `stall_timeout_s`. `close()` ends and joins every thread.
+service's buffers. Lanes send in their order (`turns`), and the threads of lane REALTIME run ahead of all others
+(`host.scheduling`). Whatever a connection does wrong closes that one only, after a `Failure` where the stream is still
+fit for one. A peer that stops in the middle of a frame, or does not take its replies, is dropped after
+`stall_timeout_s`. `close()` ends and joins every thread.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import time
 from typing import TypeVar
 
 from dualpath.errors import DualPathError, PeerError, ProtocolError, UsageError
+from dualpath.host.scheduling import realtime
 from dualpath.transport.base import Reply, Service, Session
 from dualpath.transport.dial import HANDSHAKE_TIMEOUT_S, tune
 from dualpath.transport.stream import Stream, size_of
@@ -143,8 +145,9 @@ class StreamServer:
         try:
             session = self._shake_hands(stream, name)
             self._set_stall_timeout(stream)
-            while (head := self._next_head(stream)) is not None:
-                self._answer(stream, session, head)
+            with realtime() if session.lane is Lane.REALTIME else contextlib.nullcontext():
+                while (head := self._next_head(stream)) is not None:
+                    self._answer(stream, session, head)
             stream.close()
         except PeerError as error:
             self._dismiss(stream, error, name)
