@@ -38,7 +38,7 @@ from dualpath.errors import HostError, UsageError
 from dualpath.transport.base import Peer, Pending, Ticket
 from dualpath.transport.mapped import MappedPeer
 from dualpath.transport.tcp import TcpPeer
-from dualpath.wire.messages import Ping, Read, SlotRef, Stats, StatsReply
+from dualpath.wire.messages import Lane, Ping, Read, SlotRef, Stats, StatsReply
 
 if TYPE_CHECKING:
     import numpy as np
@@ -210,7 +210,7 @@ def _call_for_blocks(peer: Peer, memory: NDArray[np.uint8], size: int, in_flight
     started = time.perf_counter()
     for number, wanted in enumerate(work):
         into = memoryview(memory.data)[number % places * share :][:share]
-        under_way.append(peer.start(Read(size, wanted), timeout_s=60.0, into=into))
+        under_way.append(peer.start(Read(size, wanted), lane=Lane.BULK, timeout_s=60.0, into=into))
         if len(under_way) == CALLS:
             _answered(under_way.popleft(), share)
     while under_way:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from dualpath.errors import AuthError, DeadlineError, ProtocolError, UnreachableError
 from dualpath.host.lanes import LANES
@@ -47,10 +48,26 @@ class Tcp:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def connect(self, lane: Lane, user_timeout_ms: int, timeout_s: float) -> socket.socket:
-        """Return a connected blocking socket. Raises `OSError`."""
-        source = (self.source, 0) if self.source else None
-        sock = socket.create_connection((self.host, self.port), timeout=timeout_s, source_address=source)
+        """Return a connected blocking socket. Raises `OSError`, after `timeout_s` however many addresses `host` has."""
+        deadline = time.monotonic() + timeout_s
+        found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+        problems: list[OSError] = []
+        for number, (family, kind, protocol, _, address) in enumerate(found):
+            share_s = max(0.001, deadline - time.monotonic()) / (len(found) - number)
+            try:
+                return self._connect(socket.socket(family, kind, protocol), address, share_s, lane, user_timeout_ms)
+            except OSError as error:
+                problems.append(error)
+        raise problems[-1] if problems else OSError(f"{self.host} has no address")
+
+    def _connect(
+        self, sock: socket.socket, address: Any, timeout_s: float, lane: Lane, user_timeout_ms: int
+    ) -> socket.socket:
         try:
+            if self.source:
+                sock.bind((self.source, 0))
+            sock.settimeout(timeout_s)
+            sock.connect(address)
             sock.settimeout(None)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, user_timeout_ms)
             tune(sock, lane)
