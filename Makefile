@@ -5,6 +5,7 @@
 
 PYTHON ?= python3
 ARGS ?=
+WORKERS ?= 2
 comma := ,
 
 VENV := .venv
@@ -38,7 +39,7 @@ endef
 .PHONY: help
 help:
 	@echo "make demo     install, then decode a real document whose KV cache lives on two pool nodes"
-	@echo "make test     install, then run the test suite (ARGS='-k merge' passes arguments to pytest)"
+	@echo "make test     install, then run the test suite in two processes (ARGS='-k merge': pytest with these arguments)"
 	@echo "make lint     ruff, formatting, import rules"
 	@echo "make types    mypy --strict"
 	@echo "make wheel    build dist/*.whl"
@@ -51,7 +52,7 @@ demo: $(INSTALLED)
 
 .PHONY: test
 test: $(INSTALLED)
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest $(if $(ARGS),$(ARGS),-n $(WORKERS) --dist loadfile)
 
 .PHONY: lint
 lint: $(INSTALLED)

@@ -16,12 +16,14 @@ from dualpath.host.addresses import LocalAddress, local_addresses, reaching
 from dualpath.pool.client import connect
 from dualpath.testing.transport import FaultyLink, MemoryService
 from dualpath.testing.transport_case import KEY, PATIENCE_S, buffers, eventually, refs
+from dualpath.transport.calls import PendingCall
 from dualpath.transport.credit import FIRST_FRAME_BYTES, FRAME_S, Credit
 from dualpath.transport.dial import Dialer, Tcp, is_same_host
+from dualpath.transport.failover import TRIES
 from dualpath.transport.peer import RAIL_CONNECT_TIMEOUT_S, RAILED_USER_TIMEOUT_MS
 from dualpath.transport.rails import MAX_RAILS, rails_to
 from dualpath.transport.reads import ReadLane
-from dualpath.transport.receiver import TRIES, WINDOW
+from dualpath.transport.receiver import WINDOW
 from dualpath.transport.requests import REQUEST_BYTES, Batch, split
 from dualpath.transport.stall import StallWatch
 from dualpath.transport.stream import Stream
@@ -660,3 +662,29 @@ def test_a_node_that_is_started_anew_as_it_was_changes_nothing(service):
         assert eventually(lambda: answers(peer))
         assert read_all(peer, service) == ([Outcome.OK] * 256, True)
         assert readers(Lane.PREFETCH) == before
+
+
+@pytest.mark.parametrize("cut_off", [0, TRIES - 1, TRIES])
+def test_a_call_outlives_every_connection_once_and_one_more(cut_off):
+    peer = TcpPeer("10.0.0.2", 1)
+    peer._rails = [Dialer(Tcp(f"10.0.{n}.2", 1), None, "t", 1.0, rail=f"r{n}") for n in range(2)]
+    made = []
+
+    def start(*_):
+        call = PendingCall(None, "n", time.monotonic() + 10)
+        made.append(call)
+        if len(made) <= cut_off:
+            call.fail(UnreachableError("reset"))
+        else:
+            call.finish(Done(), memoryview(b""))
+        return call
+
+    peer._start = start
+    with peer:
+        call = peer.start(Ping())
+        if cut_off < TRIES:
+            assert call.result()[0] == Done()
+        else:
+            with pytest.raises(UnreachableError, match="reset"):
+                call.result()
+    assert len(made) == min(cut_off + 1, TRIES)

@@ -1,4 +1,4 @@
-"""A call that is made again over another rail when its connection is cut off.
+"""How often what was cut off is tried again, and a call that is: over another rail, or anew over the same one.
 
 Every request of the pool protocol may be sent again (see `pool.node`); what belonged to the connection (views, prepared
 blocks) the node has forgotten then, and says so.
@@ -12,9 +12,17 @@ from dualpath.errors import UnreachableError
 from dualpath.transport.calls import PendingCall
 from dualpath.wire.messages import Message
 
+TRIES = 3
+
+
+def tries_over(connections: int) -> int:
+    """Return how often a request may be cut off before it is lost: all `connections` may end at once, and one that is
+    new while the node is out of breath."""
+    return max(TRIES, connections + 1)
+
 
 class FailoverCall:
-    """A call under way (the `Pending` of the contract), with `others` more rails to try."""
+    """A call under way (the `Pending` of the contract), which may be made `others` times more."""
 
     def __init__(
         self, call: PendingCall, others: int, again: Callable[[], PendingCall], closed: Callable[[], bool]

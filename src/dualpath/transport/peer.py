@@ -26,7 +26,7 @@ from dualpath.errors import DeadlineError, PeerError, UnreachableError, UsageErr
 from dualpath.transport.base import Destination, OnItems, Ticket, TransferCounters
 from dualpath.transport.calls import CallConnection, PendingCall
 from dualpath.transport.dial import CALLER_USER_TIMEOUT_MS, RAILED_USER_TIMEOUT_MS, Dialer, Tcp, Unix
-from dualpath.transport.failover import FailoverCall
+from dualpath.transport.failover import FailoverCall, tries_over
 from dualpath.transport.rails import MAX_RAILS, Rail, RailState, rails_to
 from dualpath.transport.reads import ReadLane
 from dualpath.transport.requests import split
@@ -194,7 +194,7 @@ class StreamPeer:
             return call
         return FailoverCall(
             call,
-            len(self._rails) - 1,
+            tries_over(len(self._rails)) - 1,
             lambda: self._start(message, payload, lane, deadline, into),
             lambda: self._closed,
         )

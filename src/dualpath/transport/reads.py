@@ -12,7 +12,7 @@ receiver thread has left it; the kernel writes nothing after that. So an operati
 in flight shuts its connections down; requests of others that were in flight there go back to the front of the queue and
 run on a new connection, without the items that have been reported. So do the requests of a connection that the other
 end dropped: it need not be the node that died. A request that finds that no connection can be made, or whose connection
-fell silent, is `LOST`. So is one with which `TRIES` connections have ended, or one more than the lane has: it may be
+fell silent, is `LOST`. So is one with which as many connections have ended as `failover.tries_over` says: it may be
 what ends them. From the first one on it goes in a frame of its own.
 
 Over several rails each connection belongs to one of them. A rail that stalls or fails while another one works hands its

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from dualpath.errors import PeerError, ProtocolError, TruncatedError, UnreachableError
 from dualpath.transport.credit import Credit
 from dualpath.transport.dial import READER_USER_TIMEOUT_MS, is_same_host
+from dualpath.transport.failover import tries_over
 from dualpath.transport.requests import Batch
 from dualpath.transport.tcpinfo import tcp_info
 from dualpath.wire.failures import error_of
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 WINDOW = 2  # frames in flight: one that is being received, and one that the node turns to next
 PIECE_BYTES = 4 << 20  # how often `on_items` hears of a large reply
-TRIES = 3  # a request whose connections ended so often is lost, or once more than there are: all may end at once
 
 
 class Receiver:
@@ -252,7 +252,7 @@ class Receiver:
             self.in_flight.clear()
             ours = self._abandoned  # who shut it down is here: no request is to blame
             again = dropped or self._lane.others_live(self)
-            most = max(TRIES, len(self._lane.readers) + 1)
+            most = tries_over(len(self._lane.readers))
         alive = []
         for batch in batches:
             for request in batch.parts:
