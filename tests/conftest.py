@@ -40,6 +40,12 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     return True if IMPORTS_TORCH.search(collection_path.read_text(encoding="utf-8")) else None
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where several processes share the files, begin with those that take longest: no process is left with one."""
+    if workers > 1:
+        items.sort(key=lambda item: item.get_closest_marker("model") is None)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
