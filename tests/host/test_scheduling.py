@@ -80,13 +80,15 @@ def test_a_policy_of_ones_own_is_kept() -> None:
     assert in_a_thread(ask) == [os.SCHED_BATCH] * 3 + [0]
 
 
-@pytest.mark.parametrize("why", ["refused", "switched off", "another system"])
+@pytest.mark.parametrize("why", ["refused", "switched off", "another system", "another C library"])
 def test_where_it_cannot_be_threads_stay_as_they_are(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
     if why == "refused":
         monkeypatch.setattr(os, "sched_setscheduler", refuse)
+    elif why == "another C library":
+        monkeypatch.setattr(os, "sched_getscheduler", refuse)
     elif why == "switched off":
         monkeypatch.setenv(VARIABLE, "ordinary")
     else:

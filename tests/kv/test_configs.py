@@ -410,3 +410,27 @@ def test_defaults_agree_with_transformers(name: str) -> None:
     """A config with nothing set gives the layout of the same config with every default filled in."""
     transformers = pytest.importorskip("transformers", reason="needs the torch extra")
     assert layer_groups({"model_type": name}) == layer_groups(transformers.AutoConfig.for_model(name))
+
+
+LLAMA = CASES["smollm2-135m"][0]
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}},
+        {"rope_parameters": {FULL: {"rope_type": "default"}, SLIDING: {"rope_type": "dynamic", "factor": 8.0}}},
+        {"rope_scaling": {"type": "su", "short_factor": [1.0]}},
+    ],
+)
+def test_kv_that_would_change_as_a_text_grows_is_not_kept(rope: dict[str, Any]) -> None:
+    assert layer_groups({**LLAMA, **rope})  # its size is known all the same: it can be planned for
+    with pytest.raises(UnknownModelError, match="rotations that depend on the length of the text"):
+        KVLayout.from_config({**LLAMA, **rope}, dtype="float32")
+
+
+@pytest.mark.parametrize("kind", ["default", "linear", "llama3", "yarn"])
+def test_rotations_that_stay_are_kept(kind: str) -> None:
+    for field in ("rope_parameters", "rope_scaling"):
+        assert KVLayout.from_config({**LLAMA, field: {"rope_type": kind, "factor": 8.0}}, dtype="float32").groups
+    assert KVLayout.from_config({**LLAMA, "rope_scaling": None}, dtype="float32").groups

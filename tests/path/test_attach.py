@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -321,3 +322,59 @@ def test_room_that_cannot_be_had_takes_none_from_another_step(
             second.begin([(second.open(), TOKENS[:19])])
     attended(one)
     one.commit()
+
+
+@pytest.mark.parametrize("scheme", [Scheme.SHARDED, Scheme.FETCH, Scheme.BASELINE, Scheme.REDUCE])
+def test_two_clients_that_compute_the_same_prompt_at_once(nodes: LocalNodes, scheme: Scheme) -> None:
+    """The node keeps the blocks of whoever commits first; the other one reads these, and not its own slots."""
+    first_pool, first = opened(nodes, scheme, f"at-once-{scheme}")
+    second_pool, second = opened(nodes, scheme, f"at-once-{scheme}")
+    with first_pool, first, second_pool, second:
+        paths = [(first, first.open()), (second, second.open())]
+        steps = [path.begin([(sequence, TOKENS[:24])]) for path, sequence in paths]
+        for step in steps:
+            attended(step)
+        for step in steps:
+            step.commit()
+        for _ in range(20):  # the blocks of the prompt leave both hot regions
+            ours, theirs = (one_step(path, sequence) for path, sequence in paths)
+            assert all(np.array_equal(a, b) for a, b in zip(ours, theirs, strict=True))
+        chunks = [one_step(path, sequence, 9) for path, sequence in paths]  # a chunk reads blocks in every scheme
+        assert all(np.array_equal(a, b) for a, b in zip(*chunks, strict=True))
+
+
+def test_a_step_may_take_longer_than_the_leases_of_nodes(nodes: LocalNodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dualpath.directory import MemoryDirectory
+    from dualpath.path import publisher
+    from dualpath.testing.node import FakeClock
+
+    clock = FakeClock()
+    monkeypatch.setattr(publisher, "time", SimpleNamespace(monotonic=clock))
+    with dualpath.connect(nodes.spec, key=nodes.key, tenant="long step", timeout_s=PATIENCE_S) as pool:
+        config = PathConfig(Scheme.SHARDED, 8 * HYBRID.block_bytes, 6 << 13, threads=1, deadline_s=PATIENCE_S)
+        with DualPath(HYBRID, config, pool, MemoryDirectory(clock)) as path:
+            sequence = path.open()
+            step = path.begin([(sequence, TOKENS[:16])])
+            attended(step)
+            clock.now += 601
+            step.commit()
+            assert path.length(sequence) == 16
+
+
+def test_what_the_directory_refuses_stays_at_no_node(nodes: LocalNodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, path = opened(nodes, Scheme.SHARDED, "refused")
+    with pool, path:
+
+        def refuse(*_: object) -> None:
+            raise UsageError("no")
+
+        sequence = path.open()
+        step = path.begin([(sequence, TOKENS[:16])])
+        attended(step)
+        with monkeypatch.context() as patched:
+            patched.setattr(path.publisher, "sealed", refuse)
+            with pytest.raises(UsageError, match="no"):
+                step.commit()
+        step.abort()
+        assert not pool.kept
+        assert sum(node.stats()["blocks_sealed"] + node.stats()["blocks_prepared"] for node in pool.nodes) == 0

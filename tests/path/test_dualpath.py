@@ -494,10 +494,13 @@ def test_an_owner_that_was_fenced_off_cannot_commit(nodes: LocalNodes) -> None:
 def test_an_interrupt_while_room_is_reserved_leaves_none_reserved(
     nodes: LocalNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a prompt whose first block is at the node already: its place is asked for when the rest has room."""
+    """Of a prompt whose first block is at the node already, and is pinned by that request too."""
     from dualpath.pool.client import PoolNode
 
-    def interrupted(*_: object) -> None:
+    prepare = PoolNode.prepare
+
+    def interrupted(*args: Any) -> None:
+        prepare(*args)
         raise KeyboardInterrupt
 
     with Opened(nodes, MLA, Scheme.FETCH) as one, Opened(nodes, MLA, Scheme.FETCH) as two:
@@ -507,9 +510,29 @@ def test_an_interrupt_while_room_is_reserved_leaves_none_reserved(
         node = two.path.pool.nodes[0]  # type: ignore[union-attr]
         before = node.stats()
         with monkeypatch.context() as patch:
-            patch.setattr(PoolNode, "resolve", interrupted)
+            patch.setattr(PoolNode, "prepare", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 two.path.begin([(sequence, ids + ids)])
         after = node.stats()
         assert (after["used_bytes"], after["blocks_prepared"]) == (before["used_bytes"], before["blocks_prepared"])
         two.path.begin([(sequence, ids + ids)]).abort()
+
+
+@pytest.mark.parametrize("scheme", [Scheme.SHARDED, Scheme.REDUCE])
+def test_a_sequence_of_a_step_may_have_no_new_token(nodes: LocalNodes, scheme: Scheme) -> None:
+    with Opened(nodes, MLA, scheme) as world:
+        a, b = world.open(), world.open()
+        for sequence in (a, b):
+            world.append(sequence, 60)
+        world.step([(a, 1), (b, 0)])
+        world.step([(a, 0), (b, 1)])
+
+
+def test_what_is_cut_off_leaves_the_nodes_although_they_reduced_over_it(nodes: LocalNodes) -> None:
+    with Opened(nodes, MLA, Scheme.REDUCE) as world:
+        sequence = world.open()
+        world.append(sequence, 100)
+        world.step([(sequence, 1)])
+        world.crop(sequence, MLA.block_tokens)
+        assert sum(node.stats()["blocks_sealed"] for node in world.path.pool.nodes) == 1
+        world.append(sequence, 60)

@@ -23,7 +23,7 @@ from dualpath.cost import layout_that_fits
 from dualpath.engine import modelcache, modelfiles
 from dualpath.engine.fingerprint import fingerprint
 from dualpath.errors import CapacityError, DualPathError, HostError, UnknownModelError, UsageError
-from dualpath.kv.configs import layer_groups
+from dualpath.kv.configs import require_reusable
 from dualpath.kv.layout import FLOAT_BYTES, KVLayout
 
 BUILT_IN = {"smollm2-135m": "SmolLM2-135M-Instruct, 30 layers, 8K context; comes with the `demo` extra"}
@@ -193,7 +193,7 @@ def _conversion(name: str, folder: Path) -> Iterator[None]:
 
 def _from_files(name: str, folder: Path, gguf: str | None, dtype: str, tell: Progress) -> LoadedModel:
     if gguf is None:
-        layer_groups(modelfiles.read_config(folder))
+        require_reusable(modelfiles.read_config(folder))
         modelfiles.check_weights(folder)
     return _pretrained(name, folder, dtype, tell, gguf_file=gguf, local_files_only=True)
 
@@ -209,7 +209,7 @@ def _from_hub(name: str, dtype: str, tell: Progress) -> LoadedModel:
                 f"cannot load {name!r}: {where}",
                 hint=f"check the id and the network, give a local folder, or use {', '.join(BUILT_IN)}",
             ) from error
-    layer_groups(config)
+    require_reusable(config)
     return _pretrained(name, name, dtype, tell, local_files_only=offline)
 
 
@@ -262,7 +262,7 @@ def _random_model(name: str, shape: dict[str, int], dtype: str, tell: Progress) 
 def _finish(name: str, model: Any, tokenizer: Any, dtype: str) -> LoadedModel:
     model = model.eval().requires_grad_(False)
     config = model.config.get_text_config(decoder=True)
-    layer_groups(config)
+    require_reusable(config)
     return LoadedModel(
         name=name,
         model=model,

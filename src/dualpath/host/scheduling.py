@@ -57,7 +57,10 @@ def ordinary() -> Iterator[None]:
 def _is_ordinary() -> bool:
     if not hasattr(os, "sched_getscheduler") or os.environ.get(VARIABLE) == "ordinary":
         return False
-    return os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK == os.SCHED_OTHER
+    try:
+        return os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK == os.SCHED_OTHER
+    except OSError:  # a C library without it (musl), or a filter of system calls
+        return False
 
 
 def _set(*, realtime: bool) -> bool:

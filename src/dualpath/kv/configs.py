@@ -105,6 +105,10 @@ _REFUSED = {
     "num_kv_shared_layers": "layers that share KV",
 }
 
+# Rotations that change for all positions once a sequence has grown long: KV computed before is then not what the model
+# would have computed, and a block's KV depends on the length of the sequence that it was computed in.
+_ROPE_OF_LENGTH = ("dynamic", "longrope", "su")
+
 
 def known_model_types() -> tuple[str, ...]:
     """Return the `model_type`s whose attention layout is known."""
@@ -135,6 +139,21 @@ def layer_groups(config: Any) -> tuple[LayerGroup, ...]:
     ):
         raise _refusal(f"the config of model type {name!r} has no layers, no heads or heads of no size")
     return groups
+
+
+def require_reusable(config: Any) -> None:
+    """Raise `UnknownModelError` unless the layout is known and KV, once computed, stays what it is."""
+    layer_groups(config)
+    config = _text_config(config)
+    for rope in (config.get("rope_parameters"), config.get("rope_scaling")):
+        for one in (rope, *rope.values()) if isinstance(rope, Mapping) else ():  # of all layers, or by kind of layer
+            kind = one.get("rope_type", one.get("type")) if isinstance(one, Mapping) else None
+            if kind in _ROPE_OF_LENGTH:
+                raise UnknownModelError(
+                    f"model type {config.get('model_type')!r} with rotations that depend on the length of the text "
+                    f"(rope_type {kind!r}) is not supported: KV would not stay what it is",
+                    hint="use a model, or a config of it, with rope_type default, linear, llama3 or yarn",
+                )
 
 
 def _text_config(config: Any) -> Config:

@@ -123,9 +123,10 @@ class KVLayout:
         """Return the layout of a model by its Hugging Face config: a dict, or anything with `to_dict()`.
 
         `model` goes into the fingerprint. Raises `UnknownModelError` if the attention layout is not in the table of
-        `kv.configs`, `UsageError` for an unknown dtype or a block of less than a token.
+        `kv.configs` or its KV cannot be kept (`require_reusable`), `UsageError` for an unknown dtype or a block of
+        less than a token.
         """
-        from dualpath.kv.configs import layer_groups
+        from dualpath.kv.configs import layer_groups, require_reusable
 
         if dtype not in FLOAT_BYTES:
             raise UsageError(f"unknown dtype {dtype!r}", hint=f"one of {', '.join(FLOAT_BYTES)}")
@@ -133,6 +134,7 @@ class KVLayout:
             raise UsageError(f"{dtype} cannot be kept as {kv_dtype!r}", hint=f"one of {', '.join((dtype, *QUANTISED))}")
         if block_tokens < 1:
             raise UsageError(f"a block must hold at least one token, not {block_tokens}")
+        require_reusable(config)
         return cls(layer_groups(config), dtype, block_tokens, model, "" if kv_dtype == dtype else kv_dtype)
 
     @property

@@ -192,6 +192,8 @@ class DualPath:
             keep[-1] = opened
         found.blocks, found.tokens = keep, found.tokens[:length]
         self._staging.release(gone)
+        if gone and self._views is not None:
+            self._views.forget(sequence)  # they hold what was cut; the next step makes new ones
 
     def fill_random(
         self,

@@ -54,6 +54,7 @@ class Publisher:
 
     def sealed(self, blocks: Iterable[tuple[int, BlockId]]) -> None:
         """Blocks are at their nodes, all groups of them."""
+        self.prolong()  # the step that made them may have taken longer than a lease
         for node, keys in self._by_node(blocks).items():
             self._directory.add_blocks(self._pool.tenant, keys, self._pool.nodes[node].name)
 

@@ -17,7 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dualpath.errors import PeerError, PoolFullError, UnreachableError
+from dualpath.errors import BlockLostError, PeerError, PoolFullError, UnreachableError
 from dualpath.kv.ids import BlockId
 from dualpath.path.holdings import At, Holdings
 from dualpath.transport.base import Lane, Outcome
@@ -30,12 +30,14 @@ if TYPE_CHECKING:
     from dualpath.pool.client import Pool
     from dualpath.wire.messages import SlotRef
 
+_RESTARTED = "was the node restarted? the step was undone, the sequence is as before it"
 _NO_LEASE_S = 0.0  # what is there already was pinned by `prepare`
 
 
 @dataclass(slots=True)
 class Sealing:
-    """One block on its way into the pool. `refs[g]` are its slots for group `g`; `present`: groups already there.
+    """One block on its way into the pool. `refs[g]` are the slots to write for group `g`, none for groups that are
+    there already (`present`), and once it is sealed, where it is.
 
     `wanted`: it is counted in `Pool.wanted`.
     """
@@ -168,10 +170,31 @@ class Writer:
         """Seal what was written. Raises `PeerError`; then nothing may be assumed and `abort` is due."""
         self._settle()
         blocks = [(sealing.node, sealing.id) for sealing in sealings]
-        hint = "was the node restarted? the step was undone, the sequence is as before it"
         self._no_longer_wanted(sealings)
-        self._holdings.own(blocks, "lost a block before it was sealed", hint)
-        self._publisher.sealed(blocks)
+        self._holdings.own(blocks, "lost a block before it was sealed", _RESTARTED)
+        try:
+            self._locate(sealings)
+            self._publisher.sealed(blocks)
+        except BaseException:
+            self.drop(blocks)
+            raise
+
+    def _locate(self, sealings: Sequence[Sealing]) -> None:
+        """Note where the sealed blocks are: if another client sealed one first, in its slots and not in ours.
+
+        Raises `BlockLostError`, `PeerError`.
+        """
+        by_node: dict[int, list[Sealing]] = {}
+        for sealing in sealings:
+            by_node.setdefault(sealing.node, []).append(sealing)
+        count = len(self._layout.groups)
+        for number, here in by_node.items():
+            node = self._pool.nodes[number]
+            found = node.resolve([BlockKey(one.id, g) for one in here for g in range(count)], _NO_LEASE_S).refs
+            if not all(found):
+                raise BlockLostError(f"node {node.name} lost a block as it was sealed", node=node.name, hint=_RESTARTED)
+            for i, one in enumerate(here):
+                one.refs = list(found[i * count : (i + 1) * count])
 
     def keep(self, blocks: Sequence[At]) -> None:
         """Own `(node, id)` blocks that are sealed already: pin them. Raises `BlockLostError`, `PeerError`; then none
@@ -259,8 +282,6 @@ class Writer:
         ]
         try:
             answer = node.prepare(items)
-            there = [item.key for item, refs in zip(items, answer, strict=True) if not refs]
-            known = dict(zip(there, node.resolve(there, _NO_LEASE_S).refs, strict=True)) if there else {}
         except PoolFullError:
             raise  # then nothing was reserved; whatever else happened, something may be
         except BaseException:
@@ -270,8 +291,7 @@ class Writer:
         for i, (id, tokens, _) in enumerate(blocks):
             own = answer[i * len(groups) : (i + 1) * len(groups)]
             present = frozenset(g for g, refs in enumerate(own) if not refs)
-            refs = [known[BlockKey(id, g)] if g in present else refs for g, refs in enumerate(own)]
-            out.append(Sealing(id, tokens, number, refs, present, wanted=True))
+            out.append(Sealing(id, tokens, number, own, present, wanted=True))
         self._holdings.want((number, id) for id, _, _ in blocks)
         return out
 
