@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dualpath.errors import UsageError
-from dualpath.units import format_bits_per_s, format_bytes, format_bytes_per_s, parse_bits_per_s
+from dualpath.units import format_bits_per_s, format_bytes, format_bytes_per_s, parse_bits_per_s, parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -40,3 +40,9 @@ def test_rates_over_memory(bytes_per_s: float, text: str) -> None:
 
 def test_sizes_are_binary_without_exponents() -> None:
     assert [format_bytes(float(size)) for size in (1020 << 10, 5000 << 40)] == ["1020 KiB", "4.88 PiB"]
+
+
+@pytest.mark.parametrize("digits", [30, 400])
+def test_a_size_beyond_every_machine_is_refused(digits: int) -> None:
+    with pytest.raises(UsageError, match="more than any machine has"):
+        parse_bytes("9" * digits + "GiB")

@@ -18,6 +18,8 @@ _BIT_SCALE = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9, "tbit": 10*
 _BIT_RATE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+?)(?:/s|ps)?\s*")
 _DECIMAL = (("T", 10**12), ("G", 10**9), ("M", 10**6), ("k", 10**3))
 _NUMBER = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+LARGEST_BYTES = 1 << 62
+"""What a size may be at most."""
 
 
 def parse_bytes(text: str | int) -> int:
@@ -31,7 +33,10 @@ def parse_bytes(text: str | int) -> int:
     scale = _SCALE.get(match.group(2).lower()) if match else None
     if match is None or scale is None:
         raise UsageError(f"not a size: {text!r}", hint="write it like 64MiB (binary) or 64MB (decimal)")
-    return int(float(match.group(1)) * scale)
+    count = float(match.group(1)) * scale
+    if count > LARGEST_BYTES:
+        raise UsageError(f"{text.strip()[:40]} is more than any machine has", hint=f"at most {LARGEST_BYTES} bytes")
+    return int(count)
 
 
 def format_bytes(count: float) -> str:

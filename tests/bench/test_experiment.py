@@ -244,6 +244,15 @@ def test_quantised_kv_is_held_against_itself() -> None:
         ExperimentConfig(kv_dtype="int4").check()
 
 
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [({"threads": 9999}, "cannot use 9999 threads"), ({"nics": ("eth9",)}, "not reached over its NICs")],
+)
+def test_what_cannot_work_is_refused_before_anything_slow(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        ExperimentConfig(**changes).check()
+
+
 # --- prompts -----------------------------------------------------------------------------------------------------
 
 

@@ -34,6 +34,13 @@ def test_a_measurement_of_which_a_thread_fails_has_no_result():
 
 
 def test_misuse():
-    for wrong in ({"sizes": [0]}, {"sizes": [1 << 40]}, {"in_flight": 0}, {"repeat": 0}):
+    for wrong in (
+        {"sizes": [0]},
+        {"sizes": [3]},
+        {"in_flight": 100_000_000},
+        {"sizes": [1 << 40]},
+        {"in_flight": 0},
+        {"repeat": 0},
+    ):
         with pytest.raises(UsageError):
             transport.run_transport_bench(**wrong)

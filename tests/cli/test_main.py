@@ -265,3 +265,11 @@ def test_examples_keep_their_lines() -> None:
 def test_every_entry_of_the_table_exists() -> None:
     for entry in cli.COMMANDS:
         assert importlib.util.find_spec(entry.module) is not None, entry.module
+
+
+def test_generate_takes_no_pool_that_it_would_not_use() -> None:
+    from dualpath.cli.generate import choose_scheme
+
+    with pytest.raises(errors.UsageError, match="scheme local uses no pool"):
+        choose_scheme("local", "127.0.0.1:1")
+    assert choose_scheme("", "").value == "local"

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from dualpath.errors import UsageError
@@ -87,6 +89,13 @@ def test_the_ready_made_labs_are_what_they_are_called() -> None:
     assert find_lab("two-hosts-one-nic-10g").host("b").nic("data0").rate == "10Gbit"
     for lab in labs.values():
         assert all(len(getattr(step, "port", "")) <= 15 for step in steps(lab))
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "lab.toml"
+    file.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UsageError, match="cannot read"):
+        find_lab(str(file))
 
 
 def test_a_lab_that_is_neither_file_nor_name_is_refused_with_the_names() -> None:

@@ -20,11 +20,16 @@ MAX_THREADS = 1024
 _threads = 0
 
 
+def check_threads(threads: int) -> None:
+    """Raise `UsageError` unless attention can use so many threads; 0 means all cores."""
+    if not 0 <= threads <= MAX_THREADS:
+        raise UsageError(f"cannot use {threads} threads", hint=f"0 (all cores) to {MAX_THREADS}")
+
+
 def set_threads(threads: int) -> None:
     """Set how many threads `attend` uses by default; 0 means as many as this process may run on."""
     global _threads
-    if not 0 <= threads <= MAX_THREADS:
-        raise UsageError(f"threads is {threads}, expected 0..{MAX_THREADS}")
+    check_threads(threads)
     _threads = threads
 
 
@@ -154,8 +159,7 @@ def _code(geometry: Geometry, threads: int) -> int:
     code = DTYPE_CODE.get(geometry.dtype)
     if code is None:
         raise UsageError(f"unknown dtype {geometry.dtype}", hint=f"one of {', '.join(DTYPE_CODE)}")
-    if not 0 <= threads <= MAX_THREADS:
-        raise UsageError(f"threads is {threads}, expected 0..{MAX_THREADS}")
+    check_threads(threads)
     return code
 
 

@@ -25,6 +25,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dualpath.attention.dispatch import check_threads
 from dualpath.bench import machine
 from dualpath.bench.control import control_messages
 from dualpath.bench.load_bursts import Bursts, BurstSettings
@@ -115,6 +116,7 @@ class LoadConfig:
             raise UsageError(f"unknown variant {unknown[0]!r}", hint=f"one or more of {','.join(VARIANTS)}")
         if min(self.concurrency, self.rounds, self.nodes) < 1 or self.new_tokens < 2:
             raise UsageError("a load needs a sequence, a round, a node and two new tokens at least")
+        check_threads(self.threads)
         if not 0 <= self.control_per_s <= 10_000:
             raise UsageError(f"cannot send {self.control_per_s} control messages a second", hint="0 to 10000")
         if not 0 <= self.prefill_every_s < 1e6 or self.prefill_tokens < 1 or not 0 < self.prefill_share <= 100:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dualpath.attention.bounds import check_fraction
+from dualpath.attention.dispatch import check_threads
 from dualpath.errors import CapacityError, UsageError
 from dualpath.kv import KVLayout
 from dualpath.kv.layout import kv_dtype_called
@@ -150,10 +151,15 @@ class ExperimentConfig:
             raise UsageError("hot region, window and the number of nodes must be at least 1")
         if min(self.block_tokens, self.offset, self.threads, self.interleave) < 0:
             raise UsageError("block tokens, offset, threads and interleave cannot be negative")
+        check_threads(self.threads)
         if self.random and self.prompt_file is not None:
             raise UsageError("random KV has no prompt", hint="leave out --prompt-file or --fill random")
         if self.pool:
             parse(self.pool)
+        elif self.nics:
+            raise UsageError(
+                "nodes on this host are not reached over its NICs", hint="name nodes elsewhere with --pool"
+            )
         check_deadline(self.deadline_s)
         self.rows()
 

@@ -48,6 +48,7 @@ MIN_ROUND_BYTES = 512 << 20
 SIZES = (256 << 10, 1 << 20, 4 << 20)
 COPIERS = 1
 TRANSPORTS = ("tcp", "call", "mapped")
+SMALLEST, IN_FLIGHT_BYTES = 1 << 10, 1 << 30  # of a block; of all together
 CALLS = 2  # under way in row `call`
 OPERATIONS = 2  # reads that share the blocks in flight
 
@@ -69,8 +70,10 @@ def run_transport_bench(
     included) and `served_bytes` (payload that the node sent). Raises `UsageError`, or `HostError` if the node cannot be
     started or what arrives is wrong.
     """
-    if in_flight < 1 or repeat < 1 or any(not 0 < size <= REGION for size in sizes):
-        raise UsageError(f"sizes must be within (0, {REGION}], in_flight and repeat at least 1")
+    if repeat < 1 or any(not SMALLEST <= size <= REGION for size in sizes):
+        raise UsageError(f"sizes must be within {SMALLEST}..{REGION} bytes, and there is a round at least")
+    if not 1 <= in_flight <= IN_FLIGHT_BYTES // max(sizes):
+        raise UsageError(f"1 to {IN_FLIGHT_BYTES // max(sizes)} blocks of {max(sizes)} bytes can be in flight")
     tell = progress or (lambda _: None)
     rows: list[dict[str, Any]] = []
     calls: dict[str, dict[str, float]] = {}

@@ -102,6 +102,8 @@ def choose_scheme(name: str, pool: str) -> Any:
 
     chosen = Scheme.of(name or ("reduce" if pool else "local"))
     if chosen is Scheme.LOCAL:
+        if pool:
+            raise UsageError("scheme local uses no pool", hint="leave out --pool, or choose another --scheme")
         return chosen
     if not pool:
         raise UsageError(f"scheme {chosen.value} needs a pool", hint="name its nodes with --pool HOST:PORT,...")

@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 
 from dualpath.attention.bounds import check_fraction
-from dualpath.attention.dispatch import MAX_THREADS
+from dualpath.attention.dispatch import check_threads
 from dualpath.errors import UsageError
 from dualpath.pool.spec import check_deadline
 
@@ -97,5 +97,4 @@ class PathConfig:
             )
         if self.read_fraction < 1.0 and self.trace:
             raise UsageError("partial reads prefetch nothing that could be traced", hint="leave out one of the two")
-        if not 0 <= self.threads <= MAX_THREADS:
-            raise UsageError(f"cannot use {self.threads} threads", hint=f"0 (all cores) to {MAX_THREADS}")
+        check_threads(self.threads)

@@ -100,10 +100,9 @@ def check(config: NodeConfig, key: bytes | None) -> None:
     """Raise `UsageError` for a configuration that must not run."""
     if config.capacity < 1:
         raise UsageError("a node needs capacity", hint="for example --capacity 8GiB")
-    from dualpath.attention.dispatch import MAX_THREADS
+    from dualpath.attention.dispatch import check_threads
 
-    if not 0 <= config.threads <= MAX_THREADS:
-        raise UsageError(f"a node cannot use {config.threads} threads", hint=f"0 (all cores) to {MAX_THREADS}")
+    check_threads(config.threads)
     hint = "set --key-file or DUALPATH_KEY, or listen on 127.0.0.1"
     data = [("data", host) for host in (config.host, *(host for host, _ in config.rails))]
     for name, host in (*data, ("management", config.management_host)):

@@ -78,7 +78,10 @@ class ClientHandshake:
         if len(challenge.nonce) != NONCE_BYTES:
             raise ProtocolError(f"nonce of {len(challenge.nonce)} bytes, expected {NONCE_BYTES}")
         if challenge.keyed and self._key is None:
-            raise AuthError("the node wants a shared key and none was given", hint="pass the key that the node uses")
+            raise AuthError(
+                "the node wants a shared key and none was given",
+                hint="give the node's key: DUALPATH_KEY for commands, `key=` of `connect`",
+            )
         if not challenge.keyed and self._key is not None:
             raise AuthError(
                 "the node has no shared key, so it cannot prove who it is",

@@ -182,7 +182,11 @@ def find_lab(name: str) -> LabConfig:
     if path.suffix == ".toml" or path.is_file():
         if not path.is_file():
             raise UsageError(f"no such file: {name}", hint="`dualpath lab list` names labs that need no file")
-        return parse_lab(path.read_text(), source=name)
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"cannot read {name}: {error}", hint="a lab is a TOML file") from error
+        return parse_lab(text, source=name)
     labs = ready_made()
     if name not in labs:
         raise UsageError(f"no lab called {name}", hint=f"a TOML file, or one of {', '.join(labs)}")
