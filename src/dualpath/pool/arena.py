@@ -36,6 +36,8 @@ _MAP_NORESERVE = 0x4000
 class Arena:
     """`slots` equal slots of `slot_bytes` in private memory. `close` unmaps once no view of it is left."""
 
+    _give_back = mmap.MADV_DONTNEED
+
     def __init__(self, slots: int, slot_bytes: int) -> None:
         self.slots = slots
         self.slot_bytes = slot_bytes
@@ -64,7 +66,15 @@ class Arena:
         return self._array
 
     def discard(self, slot: int) -> None:
-        """Nobody needs what is in `slot`. Its pages stay: giving a part back would break up a huge page for good."""
+        """Give the physical pages that lie wholly inside `slot` back to the host; they read as zero afterwards.
+
+        That may break up huge pages, so it is for when other memory of the node needs the room.
+        """
+        start = -(-slot * self.slot_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        stop = (slot + 1) * self.slot_bytes // mmap.PAGESIZE * mmap.PAGESIZE
+        if stop > start:
+            with contextlib.suppress(OSError):
+                self._data_map.madvise(self._give_back, start, stop - start)
 
     def close(self) -> None:
         """Unmap, unless somebody still looks at the memory. Idempotent."""
@@ -81,6 +91,8 @@ class Arena:
 
 class SharedArena(Arena):
     """An arena that other processes on this host can map, by descriptor."""
+
+    _give_back = mmap.MADV_REMOVE  # MADV_DONTNEED would leave the pages in the memfd
 
     def __init__(self, slots: int, slot_bytes: int) -> None:
         self._fds: tuple[int, ...] = ()
@@ -103,14 +115,6 @@ class SharedArena(Arena):
         if not self._readers:
             self._readers = tuple(os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC) for fd in self._fds)
         return self._readers
-
-    def discard(self, slot: int) -> None:
-        """Give the physical pages that lie wholly inside `slot` back to the host; they read as zero afterwards."""
-        start = -(-slot * self.slot_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        stop = (slot + 1) * self.slot_bytes // mmap.PAGESIZE * mmap.PAGESIZE
-        if stop > start:
-            with contextlib.suppress(OSError):
-                self._data_map.madvise(mmap.MADV_REMOVE, start, stop - start)
 
     def close(self) -> None:
         """Close the descriptors, and unmap as an `Arena` does. Idempotent."""
