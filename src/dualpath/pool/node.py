@@ -2,21 +2,21 @@
 
 Under failure: `prepare` reserves all or nothing. `write` and `read` report an outcome per slot, as data. `abort`,
 `drop` and `drop_view` only let go of things, which a node does by itself when its client is gone: they are best effort,
-raise nothing, and do not wait for a node that does not answer. Every other method raises a `PeerError` when there is no
-proper answer; whether the node acted on it is then unknown, and every request may be sent again. Blocks stay pinned for
-a client as long as it has a connection, and a short grace after. A request that was given up and comes to the node late
-undoes nothing that was asked of it since.
+raise nothing, and do not wait for a node that does not answer; it is told once it does (see `letting_go`). Every other
+method raises a `PeerError` when there is no proper answer; whether the node acted on it is then unknown, and every
+request may be sent again. Blocks stay pinned for a client as long as it has a connection, and a short grace after. A
+request that was given up and comes to the node late undoes nothing that was asked of it since.
 """
 
 from __future__ import annotations
 
 import itertools
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from dualpath.errors import BlockLostError, PeerError, ProtocolError, UsageError
+from dualpath.errors import BlockLostError, ProtocolError, UsageError
+from dualpath.pool.letting_go import LettingGo
 from dualpath.transport.base import Buffer, Destination, OnItems, Peer, Pending, Ticket, TransferCounters
 from dualpath.wire.messages import (
     Abort,
@@ -60,8 +60,7 @@ M = TypeVar("M", bound=Message)
 
 LET_GO_TIMEOUT_S = 1.0
 SILENT_TIMEOUT_S = 0.02
-"""How long `abort`, `drop` and `drop_view` wait for a node, and for one that did not answer them before."""
-_log = logging.getLogger(__name__)
+"""How long `abort`, `drop` and `drop_view` wait for a node, and for one that owes an answer to earlier ones."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +143,7 @@ class PoolNode:
         self.peer = peer
         self.address = address
         self.timeout_s = timeout_s
-        self._silent = False
+        self._letting_go = {lane: LettingGo(peer, lane, timeout_s=timeout_s) for lane in (Lane.BULK, Lane.REALTIME)}
         self._serials = itertools.count(1)  # in which order blocks were taken and given up: see `wire.Prepare`
 
     @property
@@ -309,21 +308,23 @@ class PoolNode:
     def close(self) -> None:
         """Close all connections. Idempotent."""
         self.peer.close()
+        for letting_go in self._letting_go.values():
+            letting_go.close()
 
     def _call(self, message: Message, wanted: type[M], lane: Lane, timeout_s: float | None = None) -> M:
         deadline = self.timeout_s if timeout_s is None else timeout_s
         reply, _ = self.peer.call(message, lane=lane, timeout_s=deadline)
-        self._silent = False
+        for letting_go in self._letting_go.values():
+            letting_go.heard()
         return _expect(wanted, reply, self.name)
 
     def _let_go(self, message: Message, lane: Lane) -> None:
-        """Send a request whose answer changes nothing. A node that was silent once is hardly waited for again."""
-        patience_s = min(self.timeout_s, SILENT_TIMEOUT_S if self._silent else LET_GO_TIMEOUT_S)
-        try:
-            self.peer.call(message, lane=lane, timeout_s=patience_s)
-        except PeerError as error:
-            self._silent = True
-            _log.debug("%s: %s was not answered: %s", self.name, type(message).__name__, error)
+        """Send a request whose answer changes nothing."""
+        self._letting_go[lane].send(
+            message,
+            patience_s=min(self.timeout_s, LET_GO_TIMEOUT_S),
+            patience_behind_s=min(self.timeout_s, SILENT_TIMEOUT_S),
+        )
 
 
 def _expect(wanted: type[M], reply: Message, node: str) -> M:
