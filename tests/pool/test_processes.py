@@ -11,6 +11,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -225,6 +226,25 @@ def test_letting_go_of_things_at_a_stopped_node_neither_raises_nor_waits(monkeyp
         nodes[0].resume()
         pool[0].ping()
         assert eventually(lambda: not pool[0].stats()["used_bytes"])  # what was sent arrived
+
+
+def test_a_node_that_does_not_start_leaves_none_of_the_others_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[str]] = []
+
+    def once(*arguments: Any, **options: Any) -> subprocess.Popen[str]:
+        if started:
+            raise BlockingIOError("no more processes")
+        started.append(start_process(*arguments, **options))
+        return started[0]
+
+    start_process = subprocess.Popen
+    monkeypatch.setattr("dualpath.pool.local.subprocess.Popen", once)
+    with pytest.raises(BlockingIOError), LocalNodes(2, capacity=MIB):
+        pass
+    code = started[0].returncode  # known once it is reaped
+    started[0].kill()
+    started[0].wait()
+    assert code is not None
 
 
 def test_nodes_end_with_their_parent() -> None:

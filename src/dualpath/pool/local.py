@@ -113,7 +113,8 @@ class LocalNodes:
 
     def __enter__(self) -> LocalNodes:
         try:
-            self._processes = [self._start(number) for number in range(self._count)]
+            for number in range(self._count):  # one by one: `close` knows those that run, should a later one fail
+                self._processes.append(self._start(number))
             deadline = time.monotonic() + START_TIMEOUT_S
             self.nodes = [LocalNode(process, _ready(process, deadline)) for process in self._processes]
         except BaseException:
