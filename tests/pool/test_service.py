@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from dualpath.errors import PoolFullError, UsageError
-from dualpath.pool.service import PoolService
+from dualpath.pool.blocks import Block
+from dualpath.pool.service import MANY_KEYS, PoolService
 from dualpath.testing.node import DirectConnection as Wire
 from dualpath.testing.node import FakeClock
 from dualpath.testing.node import block_key as key
@@ -18,6 +21,8 @@ from dualpath.wire.messages import (
     Commit,
     Done,
     Drop,
+    ExtendView,
+    Geometry,
     Hello,
     Lane,
     Map,
@@ -31,6 +36,7 @@ from dualpath.wire.messages import (
     Resolve,
     SlotRef,
     Stats,
+    ViewBlock,
     Write,
 )
 
@@ -272,3 +278,42 @@ def test_wild_references_are_lost(wire: Wire) -> None:
     assert wire.call(Read(KIB, wild))[0].outcomes == [LOST] * 5
     assert wire.call(Read(17, refs))[0].outcomes == [LOST, LOST]
     assert wire.call(Write(KIB, wild), bytes(5 * KIB))[0].outcomes == [LOST] * 5
+
+
+@pytest.mark.parametrize(("count", "times"), [(MANY_KEYS, 0), (MANY_KEYS + 1, 1)])
+@pytest.mark.parametrize("kind", [Resolve, Drop, ExtendView])
+def test_what_names_many_blocks_is_answered_by_an_ordinary_thread(
+    kind: type[Any], count: int, times: int, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered: list[str] = []
+
+    @contextlib.contextmanager
+    def noted() -> Iterator[None]:
+        entered.append("in")
+        yield
+        entered.append("out")
+
+    monkeypatch.setattr("dualpath.pool.service.ordinary", noted)
+    keys = [key(number) for number in range(count)]
+    blocks = [ViewBlock(one, 4 * number, 4) for number, one in enumerate(keys)]
+    geometry = Geometry(1, 8, 8, 4, "float32", False)
+    wire.call({Resolve: Resolve(keys, 1.0), Drop: Drop(keys), ExtendView: ExtendView(1, 0, geometry, blocks)}[kind])
+    assert entered == ["in", "out"] * times
+
+
+def test_slots_are_named_without_the_lock_and_do_not_change_meanwhile(
+    wire: Wire, service: PoolService, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refs = wire.put(key(1), fill(1))
+    name = Block.refs
+
+    def dropped_meanwhile(block: Block) -> list[SlotRef]:
+        assert not service._lock.locked()
+        wire.call(Drop([key(1)]))
+        clock.now += 2.0
+        service.stats()  # the lease has run out by now
+        return name(block)
+
+    monkeypatch.setattr(Block, "refs", dropped_meanwhile)
+    assert wire.call(Resolve([key(1)], 1.0))[0].refs == [refs]
+    assert not wire.call(Stats())[0].values["used_bytes"]

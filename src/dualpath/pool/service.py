@@ -11,6 +11,7 @@ What a request touches is held until its reply has been sent, so that no slot is
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import threading
 import time
@@ -19,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dualpath.errors import DualPathError, UsageError
+from dualpath.host.scheduling import ordinary
 from dualpath.pool import near
 from dualpath.pool.arena import Arena, SharedArena
 from dualpath.pool.blocks import Block, Connection
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MAX_VIEWS = 65536
+MANY_KEYS = 64
+"""A request that names more than this many blocks is work, not a message: docs/adr/0006-real-time-threads.md."""
 
 
 @dataclass
@@ -105,7 +109,8 @@ class PoolService:
         if self._client(session).landing is not None and isinstance(message, Write):
             received = message.slot_bytes * len(message.refs)
         try:
-            reply = answer(session, message, payload)
+            with ordinary() if _names_many(message) else contextlib.nullcontext():
+                reply = answer(session, message, payload)
         except DualPathError:
             self.meter.observe(name, time.perf_counter() - started, bytes_in=received, failures=1)
             raise
@@ -199,8 +204,10 @@ class PoolService:
 
     def _resolve(self, session: Session, message: wire.Resolve, payload: memoryview) -> Reply:
         with self._lock:
-            lease, blocks = self._store.resolve(session.tenant, message.keys, message.ttl_s)
-            refs = [[] if block is None else block.refs() for block in blocks]
+            lease, _ = self._store.resolve(session.tenant, message.keys, message.ttl_s)
+            blocks = self._store.hold(session.tenant, message.keys)  # for as long as their slots are being named
+        refs = [[] if block is None else block.refs() for block in blocks]
+        self._release([block for block in blocks if block is not None])
         return Reply(wire.Resolved(lease, refs, [0 if block is None else block.tokens for block in blocks]))
 
     def _renew(self, session: Session, message: wire.Renew, payload: memoryview) -> Reply:
@@ -307,3 +314,8 @@ class PoolService:
         """Called by the store, under the lock."""
         arena = self._arenas[tenant, slot_bytes] = self._arena_type(slots, slot_bytes)
         return arena
+
+
+def _names_many(message: Message) -> bool:
+    named: Sequence[object] = getattr(message, "keys", ()) or getattr(message, "blocks", ())
+    return len(named) > MANY_KEYS
