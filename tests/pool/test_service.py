@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from dualpath.errors import PoolFullError, UsageError
+from dualpath.pool.arena import Arena
 from dualpath.pool.blocks import Block
 from dualpath.pool.service import MANY_KEYS, PoolService
 from dualpath.testing.node import DirectConnection as Wire
@@ -317,3 +318,22 @@ def test_slots_are_named_without_the_lock_and_do_not_change_meanwhile(
     monkeypatch.setattr(Block, "refs", dropped_meanwhile)
     assert wire.call(Resolve([key(1)], 1.0))[0].refs == [refs]
     assert not wire.call(Stats())[0].values["used_bytes"]
+
+
+def test_kinds_of_slots_are_bounded_within_one_request_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dualpath.pool.store.MAX_SLABS", 3)
+    made: list[int] = []
+
+    def noted(slots: int, slot_bytes: int) -> Arena:
+        made.append(slot_bytes)
+        return Arena(slots, slot_bytes)
+
+    wire = Wire(PoolService(64 * KIB, arena_type=noted))  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"4 new kinds of slots, and this node already has 0 of at most 3"):
+        wire.call(Prepare([item(number, slot_bytes=KIB + number) for number in range(4)]))
+    assert not made
+    wire.call(Prepare([item(number, slot_bytes=KIB + number % 3) for number in range(6)]))
+    wire.call(Prepare([item(7, slot_bytes=KIB + 2)]))
+    with pytest.raises(UsageError, match="1 new kinds of slots"):
+        wire.call(Prepare([item(8, slot_bytes=KIB + 2), item(9, slot_bytes=KIB + 3)]))
+    assert made == [KIB, KIB + 1, KIB + 2]

@@ -97,7 +97,7 @@ class BlockStore:
         known: dict[BlockKey, Block] = {}
         fresh: dict[BlockKey, PrepareItem] = {}
         for item in items:
-            self._check(owner, item)
+            self._check(item)
             if owner.given_up.since(item.key, serial):
                 raise UsageError("a later request gave the block up", hint="prepare it again")
             block = self._sealed.get((owner.tenant, item.key)) or self._prepared.get((owner, item.key))
@@ -108,6 +108,7 @@ class BlockStore:
             else:
                 if fresh.setdefault(item.key, item) != item:
                     raise UsageError("one block is wanted twice with different shapes")
+        self._check_slabs(owner, {item.slot_bytes for item in fresh.values()})
         wanted = sum(item.slots * item.slot_bytes for item in fresh.values())
         kept = sum(block.bytes for block in known.values() if block in self._idle)
         if self.used - self._idle_bytes + kept + wanted > self.capacity:
@@ -249,13 +250,19 @@ class BlockStore:
 
     # --- inside ----------------------------------------------------------------------------------------------
 
-    def _check(self, owner: Owner, item: PrepareItem) -> None:
+    def _check(self, item: PrepareItem) -> None:
         if not 1 <= item.slots <= MAX_LAYERS or item.slot_bytes < 1 or item.tokens < 1:
             raise UsageError(f"no such block: {item.slots} slots of {item.slot_bytes} bytes, {item.tokens} tokens")
         if not 1 <= len(item.key.id) <= MAX_ID_BYTES:
             raise UsageError(f"a block id has 1 to {MAX_ID_BYTES} bytes, not {len(item.key.id)}")
-        if self._slabs.find(owner.tenant, item.slot_bytes) is None and len(self._slabs) >= MAX_SLABS:
-            raise UsageError(f"this node already has {MAX_SLABS} kinds of slots", hint="use fewer block sizes")
+
+    def _check_slabs(self, owner: Owner, sizes: set[int]) -> None:
+        new = sum(self._slabs.find(owner.tenant, slot_bytes) is None for slot_bytes in sizes)
+        if new and len(self._slabs) + new > MAX_SLABS:
+            raise UsageError(
+                f"{new} new kinds of slots, and this node already has {len(self._slabs)} of at most {MAX_SLABS}",
+                hint="use fewer block sizes",
+            )
 
     def _check_ttl(self, ttl_s: float) -> None:
         if not 0.0 <= ttl_s <= MAX_TTL_S:
