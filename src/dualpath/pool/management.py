@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hmac
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from dualpath.errors import UsageError
 from dualpath.pool.meter import BUCKETS_S, Meter
-from dualpath.transport.tcp import is_loopback
+from dualpath.transport.tcp import endpoint, is_loopback
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -46,9 +47,10 @@ class Management:
         if token is None and not is_loopback(host):
             raise UsageError(f"the management port would be open to anyone at {host}", hint="set a key")
         try:
-            self._server = _Server((host, port), _page_server(pages, token))
+            self._server = _Server(host, port, _page_server(pages, token))
         except OSError as error:
-            raise UsageError(f"cannot listen on {host}:{port} for management: {error}", hint="use port 0") from error
+            where = endpoint(host, port)
+            raise UsageError(f"cannot listen on {where} for management: {error}", hint="use port 0") from error
         self.host, self.port = host, int(self._server.server_address[1])
         self._thread = threading.Thread(target=self._server.serve_forever, name="management", daemon=True)
         self._thread.start()
@@ -56,8 +58,7 @@ class Management:
     @property
     def url(self) -> str:
         """Where it answers."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.port}"
+        return f"http://{endpoint(self.host, self.port)}"
 
     def close(self) -> None:
         """Stop answering. Idempotent."""
@@ -69,6 +70,10 @@ class Management:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     allow_reuse_address = True
+
+    def __init__(self, host: str, port: int, pages: type[BaseHTTPRequestHandler]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        super().__init__((host, port), pages)
 
 
 def _page_server(
