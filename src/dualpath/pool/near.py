@@ -18,7 +18,7 @@ from dualpath.attention import BlockTable
 from dualpath.attention.bounds import check_fraction, choose, count_of
 from dualpath.errors import UsageError
 from dualpath.host.scheduling import ordinary
-from dualpath.pool.views import Slice, View
+from dualpath.pool.views import LARGEST, LAST_POSITION, Slice, View
 from dualpath.transport.base import Reply
 from dualpath.wire.failures import UnknownViewError
 from dualpath.wire.messages import Attend, Geometry, Outcome, Partials, Rank, Ranked, ViewQuery
@@ -26,9 +26,6 @@ from dualpath.wire.messages import Attend, Geometry, Outcome, Partials, Rank, Ra
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-_LARGEST = 1 << 31
-_LAST_POSITION = 1 << 62
 
 
 def answer(
@@ -169,7 +166,7 @@ def _check(request: Attend, payload: memoryview, views: Mapping[int, View]) -> t
     """Return the views' geometry and the number of query rows."""
     if not 0.0 <= request.softcap < math.inf:
         raise UsageError(f"no such softmax: softcap {request.softcap}")
-    if not 0 <= request.window < _LAST_POSITION:
+    if not 0 <= request.window < LAST_POSITION:
         raise UsageError(f"no such window: {request.window}")
     return _check_queries(request, payload, views)
 
@@ -189,11 +186,11 @@ def _check_queries(request: Attend | Rank, payload: memoryview, views: Mapping[i
             geometry = view.geometry
         elif view.geometry != geometry:
             raise UsageError("the views of one request have different geometries", hint="send one per layer group")
-        if not 1 <= query.rows < _LARGEST or not 0 <= query.position < _LAST_POSITION:
+        if not 1 <= query.rows < LARGEST or not 0 <= query.position < LAST_POSITION:
             raise UsageError("a query has at least one row, at a position of at least 0")
         rows += query.rows
     assert geometry is not None
-    if not 1 <= request.query_heads < _LARGEST or request.query_heads % geometry.kv_heads:
+    if not 1 <= request.query_heads < LARGEST or request.query_heads % geometry.kv_heads:
         raise UsageError(f"{request.query_heads} query heads over {geometry.kv_heads} kv heads")
     if not math.isfinite(request.scale):
         raise UsageError(f"no such softmax: scale {request.scale}")

@@ -125,7 +125,9 @@ class BlockStore:
                 self._prepared_by(block, connection, serial)
         while self.used + wanted > self.capacity:
             self.evictions += 1
-            self._free(next(iter(self._idle)))
+            oldest = next(iter(self._idle))
+            oldest.doomed = True
+            self._settle(oldest)
         for item in fresh.values():
             self._allocate(connection, item, slabs[item.slot_bytes], serial)
         blocks = [self._sealed.get((owner.tenant, i.key)) or self._prepared[owner, i.key] for i in items]
@@ -344,9 +346,6 @@ class BlockStore:
             self._idle_bytes += block.bytes
 
     def _free(self, block: Block) -> None:
-        if block in self._idle:
-            del self._idle[block]
-            self._idle_bytes -= block.bytes
         if block.sealed:
             del self._sealed[block.tenant, block.key]
         for slot in block.slots:

@@ -26,14 +26,15 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _FIRST_ROOM = 64
-_LARGEST = 1 << 31
-_LAST_POSITION = 1 << 62
+LARGEST = 1 << 31
+LAST_POSITION = 1 << 62
+"""Counts and positions in a request are below these, so that what is computed from them fits int32 and int64."""
 
 
 def slot_bytes(geometry: Geometry) -> int:
     """Return the bytes of one layer block of this geometry. Raises `UsageError` for a geometry that cannot be."""
     sizes = (geometry.kv_heads, geometry.head_dim, geometry.value_dim, geometry.block_tokens)
-    if geometry.dtype not in DTYPE_BYTES or not all(1 <= size < _LARGEST for size in sizes):
+    if geometry.dtype not in DTYPE_BYTES or not all(1 <= size < LARGEST for size in sizes):
         raise UsageError(f"no such layer block: {geometry}")
     if geometry.latent:
         if geometry.kv_heads != 1 or geometry.value_dim > geometry.head_dim:
@@ -124,7 +125,7 @@ class View:
             raise UsageError("a view keeps its group and geometry", hint="use another view")
         end = self._end
         for block in blocks:
-            if not 1 <= block.tokens <= geometry.block_tokens or not end <= block.position < _LAST_POSITION:
+            if not 1 <= block.tokens <= geometry.block_tokens or not end <= block.position < LAST_POSITION:
                 raise UsageError(
                     f"a block of {block.tokens} tokens at position {block.position} cannot follow position {end}",
                     hint="blocks come in token order and do not overlap",
