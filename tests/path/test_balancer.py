@@ -164,6 +164,24 @@ def test_where_reducing_everything_is_dear_it_looks_at_one_block() -> None:
     assert one.forms[8:].count(Form.REDUCE) == 0
 
 
+@pytest.mark.parametrize("mbit", [940, 2000, 9400])
+def test_it_prefetches_across_steps_while_no_probe_is_affordable(mbit: float) -> None:
+    """Hardly any step is followed by one that fetches something else."""
+    one = host(mbit, 2, 1, 30, near=1e5 * mbit)
+    balancer = balancer_for(one)
+    for _ in range(300):
+        one.step(balancer)
+    assert balancer.settled.form is Form.MIXED
+    others = unlike = 0
+    for _ in range(700):
+        expected = balancer.repeats
+        one.step(balancer)
+        others += not expected
+        unlike += expected and balancer.choice.form is not balancer.settled.form
+    assert 5 <= others < 50
+    assert unlike == 0  # what is prefetched is wanted
+
+
 class Distant(Host):
     """What it reads takes as long as the bytes do, and `asking_s` more."""
 

@@ -224,20 +224,24 @@ class Balancer:
 
     def _probe_while_fetching(self, now_s: float, seen: StepSeen) -> Choice | None:
         """As `_probe`, while something is fetched: one step ahead, so that nothing is prefetched for the probe."""
+        probing = self.probing
+        due = probing.soon or now_s - probing.last_at_s > _STALE_S
+        probe = self._affordable(now_s, seen) if due else None
+        probing.soon = probe is not None and not probing.soon
+        return None if probe is None or probing.soon else self._start(probe)
+
+    def _affordable(self, now_s: float, seen: StepSeen) -> Choice | None:
+        """Return a probe that may be made while something is fetched, if there is one."""
         probing, shares = self.probing, self.settled.shares
-        if not probing.soon:
-            probing.soon = now_s - probing.last_at_s > _STALE_S
-            return None
-        probing.soon = False
         for corner in sorted(
             {Form.REDUCE, Form.FETCH} - {self.settled.form}, key=lambda form: -self._age_s(now_s, form)
         ):
             extra_s = self._extra_s(now_s, corner)
             if extra_s <= self._settled_s and probing.affords(extra_s):
                 share = float(corner is Form.FETCH)
-                return self._start(Choice(corner, tuple(share if node.blocks else 0.0 for node in seen.nodes)))
+                return Choice(corner, tuple(share if node.blocks else 0.0 for node in seen.nodes))
         some = tuple(_one_block_less(share, node.blocks) for share, node in zip(shares, seen.nodes, strict=True))
-        return self._start(Choice(Form.MIXED, some)) if some != shares and probing.affords(probing.some_s) else None
+        return Choice(Form.MIXED, some) if some != shares and probing.affords(probing.some_s) else None
 
     @property
     def _settled_s(self) -> float:
