@@ -24,7 +24,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from dualpath.cost import layout_that_fits
-from dualpath.engine.fingerprint import fingerprint
+from dualpath.engine.fingerprint import adapter_state, fingerprint
 from dualpath.engine.joined import JoinedStep
 from dualpath.engine.lending import NAME, borrow, give_back
 from dualpath.engine.tensors import absorb, dtype_of, expand, pack, raw
@@ -163,8 +163,10 @@ class DualPathCache(_NotingCache):
     implementation; `close()` (or leaving the context) restores it and gives the pool's blocks back. Raises
     `UnknownModelError` for an attention layout that is not known, `CapacityError` if hot or window are too small.
 
-    Blocks are named by content and by a checksum of the model's weights, which are read once here: models that share
-    weights share blocks, and others never do.
+    Blocks are named by content and by a checksum of the model's weights, which are read once here, and of the adapters
+    that are active: models that share all this share blocks, and others never do. Once adapters were changed, the model
+    needs another cache. Tokens whose positions do not count their row's tokens share nothing, such as those after
+    padding in a call of the model without `position_ids`; `generate()` passes them.
     """
 
     def __init__(
@@ -202,6 +204,8 @@ class DualPathCache(_NotingCache):
         self._step: Step | None = None
         self._packed: torch.Tensor | None = None
         self._ids: torch.Tensor | None = None
+        self._positions: torch.Tensor | None = None
+        self._model, self._adapters = model, adapter_state(model)
         self._last = max(self._groups)
         self._modules = {id(module) for module in model.modules()}
         borrow(model)
@@ -258,6 +262,12 @@ class DualPathCache(_NotingCache):
 
     def _begin(self, batch: int, tokens: int, mask: torch.Tensor | None) -> None:
         self._undo()
+        ids, positions = self._told(batch, tokens)
+        if adapter_state(self._model) != self._adapters:
+            raise UsageError(
+                "the model's adapters are not as they were when this cache was made: what it holds is named by them",
+                hint="make a new cache after adapters were added, activated, merged, disabled or scaled",
+            )
         if not self._rows:
             self._rows = [self.path.open() for _ in range(batch)]
         if len(self._rows) != batch:
@@ -271,18 +281,27 @@ class DualPathCache(_NotingCache):
                 raise UsageError("only 2-D padding masks are supported", hint="pass attention_mask [batch, tokens]")
             valid = mask[:, -tokens:].bool()
         self._packed = None if valid is None or bool(valid.all()) else valid.reshape(-1).nonzero().squeeze(1)
-        ids = self._ids if self._ids is not None and self._ids.shape == (batch, tokens) else None
-        self._ids = None
         new: list[tuple[SequenceId, Sequence[int] | int]] = []
         for row, sequence in enumerate(self._rows):
             keep = torch.ones(tokens, dtype=torch.bool) if valid is None else valid[row]
-            new.append((sequence, ids[row][keep].tolist() if ids is not None else int(keep.sum())))
-            if mask is not None and int(mask[row].sum()) != self.path.length(sequence) + int(keep.sum()):
+            start, count = self.path.length(sequence), int(keep.sum())
+            counted = bool((positions[..., row, keep] == torch.arange(start, start + count)).all())
+            new.append((sequence, ids[row][keep].tolist() if ids is not None and counted else count))
+            if mask is not None and int(mask[row].sum()) != start + count:
                 raise UsageError(
                     "the padding mask changed for tokens that are already cached",
                     hint="pass the attention_mask of all tokens, cached ones included; padding never moves",
                 )
         self._step = self.path.begin(new)
+
+    def _told(self, batch: int, tokens: int) -> tuple[torch.Tensor | None, torch.Tensor]:
+        """Return the ids `[batch, tokens]` of this pass, if known, and the positions `[…, batch, tokens]` they get."""
+        ids, positions = self._ids, self._positions
+        self._ids = self._positions = None
+        if positions is None:  # what models do then: padding counts
+            positions = torch.arange(self.columns, self.columns + tokens)
+        known = ids is not None and ids.shape == (batch, tokens)
+        return ids if known else None, positions.expand(*positions.shape[:-2], batch, tokens)
 
     def _undo(self) -> None:
         """Undo the open step, if there is one: of a forward pass that fails, or was interrupted between layers."""
@@ -375,12 +394,12 @@ def _mask(*, attention_mask: torch.Tensor | None = None, **kwargs: Any) -> torch
 
 
 def _tell(cache: weakref.ref[DualPathCache], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Before each forward pass: note its token ids, so that blocks get content ids and can be recomputed."""
+    """Before each forward pass: note its tokens and positions, so that blocks get content ids and can be recomputed."""
     owner = cache()
     if owner is None or id(kwargs.get(CACHE_KEYWORD)) != id(owner):
         return
-    ids = kwargs.get("input_ids", args[0] if args else None)
-    owner._ids = ids if isinstance(ids, torch.Tensor) else None
+    owner._ids = kwargs.get("input_ids", args[0] if args else None)
+    owner._positions = kwargs.get("position_ids", args[2] if len(args) > 2 else None)
 
 
 def _end(model: Any, hook: Any, path: DualPath) -> None:
