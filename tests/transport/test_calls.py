@@ -15,7 +15,7 @@ from dualpath.testing.transport_case import PATIENCE_S
 from dualpath.transport.calls import CallConnection
 from dualpath.transport.stream import Stream
 from dualpath.wire.frames import encode
-from dualpath.wire.messages import Done, Ping
+from dualpath.wire.messages import BlockKey, Done, Drop, Ping
 
 
 @pytest.fixture
@@ -130,6 +130,68 @@ def test_a_request_to_a_host_that_is_gone_does_not_end_as_a_deadline(ends, monke
     monkeypatch.setattr(calls.stream, "send_frame", hung_up)
     with pytest.raises(UnreachableError, match="timed out"):
         calls.start(Ping(), (), time.monotonic() + PATIENCE_S).result()
+
+
+def fill(here):
+    """Take all the room that there is to send."""
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            here.send(bytes(1 << 16), socket.MSG_DONTWAIT)
+
+
+LARGE = Drop([BlockKey(bytes(16), 0)] * 50_000)
+
+
+@pytest.mark.parametrize(("message", "payload"), [(Ping(), ()), (Ping(), [bytes(64 << 20)]), (LARGE, ())])
+def test_a_request_of_which_nothing_was_sent_ends_alone(ends, message, payload):
+    here, there = ends
+    calls = CallConnection(Stream(here), "node")
+    other = calls.start(Ping(), (), time.monotonic() + PATIENCE_S)
+    fill(here)
+    with pytest.raises(DeadlineError, match="takes no data"):
+        calls.start(message, payload, time.monotonic()).result()
+    there.sendall(encode(other.request_id, Done(), 0))
+    assert other.result()[0] == Done()
+    assert calls.usable()
+
+
+def test_a_request_cut_short_within_its_payload_costs_the_connection(ends):
+    """Its memory is the caller's again: the rest cannot follow."""
+    calls = CallConnection(Stream(ends[0]), "node")
+    other = calls.start(Ping(), (), time.monotonic() + PATIENCE_S)
+    with pytest.raises(DeadlineError, match="takes no data"):
+        calls.start(Ping(), [bytes(64 << 20)], time.monotonic()).result()
+    with pytest.raises(UnreachableError, match="cut short at its deadline"):
+        other.result()
+    assert not calls.usable()
+
+
+def test_the_rest_of_a_request_without_payload_goes_out_before_the_next_one(ends):
+    here, there = ends
+    calls = CallConnection(Stream(here), "node")
+    other = calls.start(Ping(), (), time.monotonic() + PATIENCE_S)
+    late = [
+        calls.start(LARGE, (), time.monotonic()) for _ in range(3)
+    ]  # of the first a part is sent, of others nothing
+    for call in late:
+        with pytest.raises(DeadlineError, match="takes no data"):
+            call.result()
+    heads = []
+
+    def answer():
+        node = Stream(there)
+        while len(heads) < 3:
+            heads.append(node.recv_head())
+            node.send_frame(heads[-1].request_id, Done())
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    assert calls.start(LARGE, (), time.monotonic() + PATIENCE_S).result()[0] == Done()
+    assert other.result()[0] == Done()
+    thread.join(PATIENCE_S)
+    assert [head.message for head in heads] == [Ping(), LARGE, LARGE]
+    assert [head.request_id for head in heads] == [1, 2, 5]
+    assert calls.usable()
 
 
 def test_asking_for_a_short_while_costs_no_connection_within_a_reply(ends):

@@ -5,8 +5,10 @@ holds the right to receive, the leader; it hands over replies that belong to oth
 own has come. A sole caller, the common case in decode, thus pays two system calls and no thread switch. A sender whose
 socket is full receives in the meantime, so that both sides can never wait for each other to read.
 
-A reply that comes after its deadline is received and dropped by the next leader. Only a deadline that passes within
-a frame costs the connection; so does an interrupt (Ctrl-C) of a thread that sends or receives, which may be within one.
+A reply that comes after its deadline is received and dropped by the next leader. A deadline costs the connection only
+if it passes within a reply, or within the payload of a request, whose memory the caller may reuse then; the rest of a
+request without one goes out before the next request. A node that waits for that rest has answered all before it. An
+interrupt (Ctrl-C) of a thread that sends or receives costs the connection too: it may be within a frame.
 
 Whoever takes a call out of `_pending` ends it: its reply and its deadline never both do.
 """
@@ -129,11 +131,13 @@ class CallConnection:
             self._pending.pop(pending.request_id, None)
             pending.fail(error)
         except DeadlinePassed:
-            pending.fail(DeadlineError(f"{self.node}: takes no data", node=self.node, hint="is it stopped?"))
-            self.fail(UnreachableError(f"{self.node}: a request was cut short at its deadline", node=self.node))
+            if self._pending.pop(pending.request_id, None) is not None:
+                pending.fail(DeadlineError(f"{self.node}: takes no data", node=self.node, hint="is it stopped?"))
+            if self.stream.torn:
+                self.fail(UnreachableError(f"{self.node}: a request was cut short at its deadline", node=self.node))
         except OSError as error:
             self.fail(UnreachableError(f"{self.node}: connection lost: {error}", node=self.node))
-        except BaseException:
+        except BaseException:  # bytes may have been sent that are not counted yet
             self.fail(UnreachableError(f"{self.node}: interrupted within a request", node=self.node))
             raise
         finally:

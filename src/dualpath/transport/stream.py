@@ -87,6 +87,9 @@ class Stream:
         self.descriptors: deque[int] = deque()
         self.parser = HeadParser(limits)
         self.takes_descriptors = False
+        self.torn = False
+        """Whether a deadline passed within a payload that was being sent: nothing can follow."""
+        self._rest = memoryview(b"")  # of a head within which a deadline passed: goes out before the next frame
         self._view = memoryview(bytearray(READ_AHEAD))
         self._from = self._to = 0  # ahead[from:to) has been received and not consumed
         self._in_payload = False
@@ -130,7 +133,8 @@ class Stream:
 
         `while_full` is called with the deadline, instead of waiting, when the socket is full and there is something to
         read; it returns whether it read anything. The frame goes out in pieces of about `PIECE_BYTES`; `turn`, if
-        given, is called before each. Raises `OSError` when the connection is gone. After an error a part may be sent.
+        given, is called before each. Raises `OSError` when the connection is gone. After an error a part may be sent;
+        after `DeadlinePassed` another frame may still follow, unless the stream is `torn`.
         """
         views = _byte_views(payload)
         left = sum(map(len, views))
@@ -142,12 +146,37 @@ class Stream:
                 raise TimeoutError("the peer takes no data") from None
             self.sent += len(head)
             return
-        left += len(head)
-        views = [memoryview(head), *views]
+        if self._rest:
+            self._send_rest(deadline, while_full)
         ancillary: list[tuple[int, int, Any]] = []
         if descriptors:
             ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
-        start, flags = 0, _DONTWAIT if deadline is not None else 0
+        before = self.sent
+        try:
+            self._send([memoryview(head), *views], ancillary, deadline, while_full, turn)
+        except DeadlinePassed:
+            if self.sent > before:
+                self._rest = memoryview(head)[self.sent - before :]
+                self.torn = left > 0  # the caller may reuse its payload's memory
+            raise
+
+    def _send_rest(self, deadline: float | None, while_full: Callable[[float], bool] | None) -> None:
+        before = self.sent
+        try:
+            self._send([self._rest], [], deadline, while_full, None)
+        finally:
+            self._rest = self._rest[self.sent - before :]
+
+    def _send(
+        self,
+        views: list[memoryview],
+        ancillary: list[tuple[int, int, Any]],
+        deadline: float | None,
+        while_full: Callable[[float], bool] | None,
+        turn: Callable[[], None] | None,
+    ) -> None:
+        """Send all of `views`. Adds to `sent` what the kernel took, whatever happens."""
+        start, left, flags = 0, sum(map(len, views)), _DONTWAIT if deadline is not None else 0
         while left:
             if turn is not None:
                 turn()
