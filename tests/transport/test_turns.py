@@ -2,54 +2,88 @@
 
 import threading
 
-from dualpath.testing.transport_case import PATIENCE_S
+from dualpath.testing.transport_case import PATIENCE_S, eventually
 from dualpath.transport import turns as module
 from dualpath.transport.stream import IOV_MAX, PIECE_BYTES, _piece
-from dualpath.transport.turns import Turns
+from dualpath.transport.turns import Sending, Turns
 from dualpath.wire.messages import Lane
 
 
-def waiter(turns, lane):
+def waiter(turns, reply):
     passed = threading.Event()
 
     def run():
-        turns.wait(lane)
+        turns.wait(reply)
         passed.set()
 
-    thread = threading.Thread(target=run)
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
     return thread, passed
 
 
 def test_a_lower_lane_waits_for_every_reply_above_it(monkeypatch):
-    monkeypatch.setattr(module, "PATIENCE_S", 60.0)
+    monkeypatch.setattr(module, "PATIENCE_S", 2 * PATIENCE_S)
     turns = Turns()
-    turns.enter(Lane.REALTIME)
-    turns.enter(Lane.PREFETCH)
-    turns.enter(Lane.PREFETCH)
-    thread, passed = waiter(turns, Lane.BULK)
-    turns.leave(Lane.PREFETCH)
-    turns.leave(Lane.REALTIME)
-    turns.wait(Lane.PREFETCH)  # nothing is above it any more: returns at once, while bulk still waits
+    first, second, third = turns.enter(Lane.REALTIME), turns.enter(Lane.PREFETCH), turns.enter(Lane.PREFETCH)
+    thread, passed = waiter(turns, turns.enter(Lane.BULK))
+    turns.leave(second)
+    turns.leave(first)
+    turns.wait(third)  # nothing is above it any more: returns at once, while bulk still waits
     assert not passed.is_set()
-    turns.leave(Lane.PREFETCH)
+    turns.leave(third)
     thread.join(PATIENCE_S)
     assert passed.is_set()
 
 
 def test_realtime_waits_for_nobody(monkeypatch):
-    monkeypatch.setattr(module, "PATIENCE_S", 60.0)
+    monkeypatch.setattr(module, "PATIENCE_S", 2 * PATIENCE_S)
     turns = Turns()
     turns.enter(Lane.BULK)
     turns.enter(Lane.REALTIME)
-    turns.wait(Lane.REALTIME)
+    turns.wait(turns.enter(Lane.REALTIME))
 
 
-def test_nobody_starves(monkeypatch):
+def test_a_reply_that_is_held_up_holds_nobody_up_twice(monkeypatch):
     monkeypatch.setattr(module, "PATIENCE_S", 0.001)
     turns = Turns()
-    turns.enter(Lane.REALTIME)
-    turns.wait(Lane.BULK)  # the reply above is never taken
+    held_up, bulk = turns.enter(Lane.REALTIME), turns.enter(Lane.BULK)
+    turns.wait(held_up)
+    turns.wait(bulk)  # the reply above is never taken
+    monkeypatch.setattr(module, "PATIENCE_S", 2 * PATIENCE_S)
+    prefetch = turns.enter(Lane.PREFETCH)
+    assert waiter(turns, prefetch)[1].wait(PATIENCE_S)
+    turns.leave(prefetch)
+    assert waiter(turns, bulk)[1].wait(PATIENCE_S)
+    other = turns.enter(Lane.REALTIME)  # one that has just begun is waited for all the same
+    _, passed = waiter(turns, bulk)
+    assert eventually(lambda: turns._waiting)
+    turns.leave(other)
+    assert passed.wait(PATIENCE_S)
+    turns.wait(held_up)  # its piece was taken: from now on it is waited for again
+    thread, passed = waiter(turns, bulk)
+    assert eventually(lambda: turns._waiting)
+    assert not passed.is_set()
+    turns.leave(held_up)
+    thread.join(PATIENCE_S)
+    assert passed.is_set()
+
+
+def test_who_gives_a_reply_up_gives_it_up_for_all():
+    """And only those that were there all the while: not one that came meanwhile."""
+    turns = Turns()
+    held_up = turns.enter(Lane.REALTIME)
+    came = []
+
+    class Impatient(threading.Condition):
+        def wait_for(self, predicate, timeout=None):
+            came.append(Sending(Lane.REALTIME))
+            turns._awaited[Lane.REALTIME].add(came[0])
+            return predicate()
+
+    turns._changed = Impatient(turns._lock)
+    turns.wait(turns.enter(Lane.BULK))
+    assert turns._awaited[Lane.REALTIME] == set(came)
+    turns.leave(held_up)  # which it no longer is among
 
 
 def test_pieces():

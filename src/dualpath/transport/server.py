@@ -195,13 +195,17 @@ class StreamServer:
 
     def _answer(self, stream: Stream, session: Session, head: Head) -> None:
         reply = self._handle(stream, session, head)
-        lane = session.lane
-        turn = None if lane is Lane.REALTIME else lambda: self._turns.wait(lane)
-        self._turns.enter(lane)
+        sending = self._turns.enter(session.lane)
         try:
-            stream.send_frame(head.request_id, reply.message, reply.payload, descriptors=reply.descriptors, turn=turn)
+            stream.send_frame(
+                head.request_id,
+                reply.message,
+                reply.payload,
+                descriptors=reply.descriptors,
+                turn=lambda: self._turns.wait(sending),
+            )
         finally:
-            self._turns.leave(lane)
+            self._turns.leave(sending)
             if reply.release is not None:
                 reply.release()
 
