@@ -142,6 +142,29 @@ def test_every_node_is_asked_at_least_once() -> None:
     assert len(control.seconds) == 2
 
 
+def test_an_exception_waits_for_no_reply() -> None:
+    """Before anybody closes the connection, a node that hangs would be waited for until the deadline."""
+    asked, closed, waited = threading.Event(), threading.Event(), threading.Event()
+
+    class Hanging(FakeNode):
+        def result(self) -> None:
+            asked.set()
+            closed.wait(10.0)  # its deadline
+            waited.set()
+
+    def interrupted() -> None:
+        node: Any = Hanging()
+        with control_messages([node], 1.0):
+            assert asked.wait(60.0)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert not waited.is_set()
+    closed.set()
+    assert waited.wait(60.0)
+
+
 def test_no_control_messages_at_no_rate() -> None:
     node: Any = FakeNode()
     with control_messages([node], 0.0) as control:

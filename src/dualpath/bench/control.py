@@ -41,7 +41,8 @@ def control_messages(
     """Send `Ping` `per_s` times a second in all (0: never), to the nodes in turn, until the block is left.
 
     Each is asked at least once, however short the block and however late a sender gets a core. Every reply is waited
-    for then, at most until its deadline (`timeout_s`; `None`: each node's own).
+    for then, at most until its deadline (`timeout_s`; `None`: each node's own). An exception in the block waits for
+    none: the threads end with the connections, which are the caller's to close once its blocks are dropped.
     """
     control, end = Control(), threading.Event()
     callers = [_Caller(node, control, end, lane, node.timeout_s if timeout_s is None else timeout_s) for node in nodes]
@@ -52,8 +53,8 @@ def control_messages(
         yield control
     finally:
         end.set()
-        for caller in callers:
-            caller.join()
+    for caller in callers:
+        caller.join()
 
 
 class _Caller:
