@@ -15,7 +15,7 @@ from dualpath.testing.transport_case import PATIENCE_S
 from dualpath.transport.calls import CallConnection
 from dualpath.transport.stream import Stream
 from dualpath.wire.frames import encode
-from dualpath.wire.messages import BlockKey, Done, Drop, Ping
+from dualpath.wire.messages import BlockKey, Done, Drop, Mapped, Ping
 
 
 @pytest.fixture
@@ -238,6 +238,26 @@ def test_a_reply_that_is_being_handed_over_at_the_deadline_counts(ends):
     assert call.result()[0] == Done()
 
 
+def test_descriptors_go_to_the_reply_that_they_came_with(ends):
+    """One receive brings the bytes of the reply before it, too."""
+    here, there = ends
+    calls = CallConnection(Stream(here), "node")
+    calls.stream.takes_descriptors = True
+    deadline = time.monotonic() + PATIENCE_S
+    first, second, third = (calls.start(Ping(), (), deadline) for _ in range(3))
+    there.sendall(encode(first.request_id, Done(), 0))
+    reader, writer = os.pipe()
+    with open(reader, "rb"), open(writer, "wb"):
+        socket.send_fds(there, [encode(second.request_id, Mapped(1, 4096), 0)], [writer])
+        there.sendall(encode(third.request_id, Done(), 0))
+        assert third.result()[0] == Done()
+        taken = [call.take_descriptors() for call in (first, second, third)]
+    for descriptors in taken:
+        for descriptor in descriptors:
+            os.close(descriptor)
+    assert [len(descriptors) for descriptors in taken] == [0, 1, 0]
+
+
 def test_descriptors_that_come_too_late_are_closed(ends):
     here, there = ends
     calls = CallConnection(Stream(here), "node")
@@ -250,7 +270,7 @@ def test_descriptors_that_come_too_late_are_closed(ends):
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
     try:
-        socket.send_fds(there, [encode(late.request_id, Done(), 0)], [writer])
+        socket.send_fds(there, [encode(late.request_id, Mapped(1, 4096), 0)], [writer])
     finally:
         os.close(writer)
     there.sendall(encode(call.request_id, Done(), 0))

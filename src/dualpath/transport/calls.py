@@ -28,7 +28,7 @@ from dualpath.transport.stream import NAP_S, Stream, size_of
 from dualpath.transport.timeouts import DeadlinePassed
 from dualpath.wire.failures import error_of
 from dualpath.wire.frames import Head
-from dualpath.wire.messages import Failure, Message
+from dualpath.wire.messages import Failure, Mapped, Message
 
 _EMPTY = memoryview(b"")
 
@@ -196,8 +196,7 @@ class CallConnection:
         if head is None:
             raise UnreachableError("the node closed the connection", hint="has it been stopped or restarted?")
         payload = self._receive_payload(head, deadline) if head.payload_bytes else _EMPTY
-        descriptors = tuple(self.stream.descriptors)
-        self.stream.descriptors.clear()
+        descriptors = self._take_descriptors(head.message)
         pending = self._pending.pop(head.request_id, None)
         if pending is not None:
             pending.finish(head.message, payload, descriptors)
@@ -209,6 +208,15 @@ class CallConnection:
             raise error_of(head.message, self.node)
         if not 0 < head.request_id <= self._last_id:
             raise ProtocolError(f"a reply to request {head.request_id}, which was never made")
+
+    def _take_descriptors(self, message: Message) -> tuple[int, ...]:
+        """Take what came with a reply: a receive may bring the descriptors of `Mapped` with the bytes of replies before
+        it, but none beyond it (unix(7))."""
+        if not isinstance(message, Mapped):
+            return ()
+        descriptors = tuple(self.stream.descriptors)
+        self.stream.descriptors.clear()
+        return descriptors
 
     def _receive_payload(self, head: Head, deadline: float) -> memoryview:
         """Receive a reply's payload: where its call wants it, if it fits there, else in a buffer of its own."""
