@@ -29,7 +29,7 @@ from dualpath.transport.dial import Unix
 from dualpath.transport.mapping import Mapping
 from dualpath.transport.peer import StreamPeer, check_transfer
 from dualpath.transport.receiver import PIECE_BYTES
-from dualpath.transport.requests import ReadRequest, split
+from dualpath.transport.requests import ReadRequest, lose, split
 from dualpath.transport.server import StreamServer
 from dualpath.transport.ticket import ReadTicket
 from dualpath.wire.frames import Limits
@@ -117,7 +117,7 @@ class MappedPeer(StreamPeer):
                     for request in requests:
                         self._jobs.put(request)
             if closed:
-                self._lose(requests, UnreachableError(f"{self._node}: this peer is closed", node=self._node))
+                lose(requests, UnreachableError(f"{self._node}: this peer is closed", node=self._node))
         return ticket
 
     def close(self) -> None:
@@ -146,7 +146,7 @@ class MappedPeer(StreamPeer):
                 else:
                     request.finish(self._copy_whole(request), None)
             except PeerError as error:
-                self._lose([request], error)
+                lose([request], error)
 
     def _copy_whole(self, request: ReadRequest) -> list[Outcome]:
         """Copy out of the mapping that there is, and only then ask whether it may be believed: a connection that lives
@@ -169,12 +169,6 @@ class MappedPeer(StreamPeer):
             outcomes = mapping.copy(request.refs[start:end], request.destinations[start:end])
             request.ticket.settle_some(request.first + start, outcomes, None)
         request.let_go()
-
-    @staticmethod
-    def _lose(requests: Sequence[ReadRequest], error: PeerError) -> None:
-        for request in requests:
-            request.settle_all(Outcome.LOST, error)
-            request.let_go()
 
     # --- mapping -------------------------------------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ from collections.abc import Callable, Sequence
 from dualpath.errors import PeerError, UnreachableError
 from dualpath.transport.dial import Dialer
 from dualpath.transport.receiver import WINDOW, Receiver
-from dualpath.transport.requests import ReadRequest
+from dualpath.transport.requests import ReadRequest, lose
 from dualpath.transport.stream import Stream
 from dualpath.transport.ticket import ReadTicket
 from dualpath.wire.messages import Lane, Outcome, Welcome
@@ -136,7 +136,7 @@ class ReadLane:
                     if self.wanted or self.queue:
                         self.work.notify_all()
         if over:
-            self._lose(requests, UnreachableError(f"{self._node}: this peer is closed"))
+            lose(requests, UnreachableError(f"{self._node}: this peer is closed"))
         for reader, taken in sends:
             reader.send(*taken)
 
@@ -156,7 +156,7 @@ class ReadLane:
     def lost_connection(self, reader: Receiver, error: PeerError, submitted: int) -> None:
         """A connection could not be made: what was queued before is lost, once that is so of every one.
 
-        One that lives, is being made, or was not tried since may still take it. Returns when to try again.
+        One that lives, is being made, or was not tried since may still take it. Returns once the next try may be made.
         """
         with self.lock:
             reader.dialing = False
@@ -165,7 +165,7 @@ class ReadLane:
             requests = [request for request in self.queue if request.number <= lost]
             for request in requests:
                 self.queue.remove(request)
-        self._lose(requests, error)
+        lose(requests, error)
         if lost < submitted:
             self._feed()
             with self.lock:
@@ -188,7 +188,7 @@ class ReadLane:
             self.queue.extendleft(reversed(again))
             if again:
                 self.work.notify_all()
-        self._lose(ended, UnreachableError(f"{self._node}: this peer is closed"))
+        lose(ended, UnreachableError(f"{self._node}: this peer is closed"))
         self._feed()  # also what another connection has left to the one that has ended
 
     def close(self, deadline: float) -> None:
@@ -200,16 +200,10 @@ class ReadLane:
             self.queue.clear()
             self.work.notify_all()
             started = self._started
-        self._lose(requests, UnreachableError(f"{self._node}: this peer was closed"))
+        lose(requests, UnreachableError(f"{self._node}: this peer was closed"))
         if started:
             for reader in (*self.readers, *self._retired):
                 reader.shutdown()
             for reader in (*self.readers, *self._retired):
                 if reader.thread.ident and reader.thread is not threading.current_thread():
                     reader.thread.join(max(0.0, deadline - time.monotonic()))
-
-    @staticmethod
-    def _lose(requests: Sequence[ReadRequest], error: PeerError) -> None:
-        for request in requests:
-            request.settle_all(Outcome.LOST, error)
-            request.let_go()

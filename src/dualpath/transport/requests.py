@@ -135,3 +135,10 @@ def split(
         ReadRequest(ticket, first, list(refs[first : first + step]), destinations[first : first + step], slot_bytes)
         for first in range(0, len(refs), step)
     ]
+
+
+def lose(requests: Sequence[ReadRequest], error: PeerError) -> None:
+    """End requests that are not in flight: their items are `LOST` because of `error`, their destinations let go of."""
+    for request in requests:
+        request.settle_all(Outcome.LOST, error)
+        request.let_go()
