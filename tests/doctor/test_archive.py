@@ -175,6 +175,7 @@ def special(name: str, kind: bytes) -> tuple[tarfile.TarInfo, bytes]:
         (made(manifest(), (tarfile.TarInfo("measured/run.json"), b'{"a":' * 50_000)), "measured/run.json is malformed"),
         (made(manifest(host="a"), (tarfile.TarInfo("manifest.json"), b"[" * 50_000)), "manifest.json is malformed"),
     ],
+    ids=lambda value: value if isinstance(value, str) else "archive",  # an archive's bytes hold the time
 )
 def test_what_is_wrong_is_said(data: bytes, says: str) -> None:
     with pytest.raises(UsageError, match=says) as caught:
