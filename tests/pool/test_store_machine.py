@@ -235,8 +235,6 @@ class StoreMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         """When everybody has gone and time has passed, all room can be had again."""
         self.store.release(promise.block for promise in self.promises if promise.block is not None)
-        for connection in {block.prepared_by for block in self.store._at.values() if block.prepared_by}:
-            self.store.disconnect(connection)
         for owner in list(self.store._owners._owners.values()):
             while owner.connections:
                 self.store.disconnect(Connection(owner))

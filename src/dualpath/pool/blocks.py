@@ -32,7 +32,7 @@ class Block:
     holds: int = 0
     leases: int = 0
     pins: set[Owner] = field(default_factory=set)
-    prepared_by: Connection | None = None
+    prepared_by: Owner | None = None
     prepared_at: int = UNORDERED  # serial of the newest request that wanted it while it is prepared
     bounds: dict[tuple[Geometry, int], NDArray[np.float32]] = field(default_factory=dict)
 
@@ -48,12 +48,14 @@ class Block:
 
 @dataclass(eq=False)
 class Owner:
-    """A client, over all its connections. Its pins lapse at `pins_end` if it has no connection then."""
+    """A client, over all its connections. What it has prepared is aborted when the last of them closes: a request that
+    is made again over another one finds it. Its pins lapse at `pins_end` if it has no connection then."""
 
     tenant: str
     name: bytes
     connections: int = 0
     pins_end: float = 0.0
+    prepared: set[Block] = field(default_factory=set)
     pinned: dict[Block, int] = field(default_factory=dict)
     """Serial of the newest request that wanted it; in the order of pinning, so that eviction is too."""
     given_up: GivenUp = field(default_factory=GivenUp)
@@ -61,7 +63,6 @@ class Owner:
 
 @dataclass(eq=False)
 class Connection:
-    """One connection of an owner. What it has prepared is aborted when it closes."""
+    """One connection of an owner."""
 
     owner: Owner
-    prepared: set[Block] = field(default_factory=set)

@@ -3,7 +3,7 @@
     store      who has what, under one lock that is held for bookkeeping only, never while bytes move
     arenas     where the bytes are: reads are sent straight from them, writes are received straight into them,
                attention is computed in place
-    session    one connection of a client: its prepared blocks and its views end with it
+    session    one connection of a client: its views end with it, what the client prepared with its last one
 
 Views are named per connection: a client sends `ExtendView`, `DropView`, `Attend` and `Rank` on the same one (REALTIME).
 What a request touches is held until its reply has been sent, so that no slot is reused under a transfer.
@@ -133,7 +133,7 @@ class PoolService:
         return self._places(session, landing)
 
     def closed(self, session: Session) -> None:
-        """Abort what the connection had prepared, and drop its views."""
+        """Drop the connection's views, and with the client's last one what that had prepared."""
         client: Client | None = session.state.pop("pool", None)
         if client is None:
             return

@@ -76,10 +76,12 @@ class BlockStore:
         return self._owners.arrive(tenant, owner)
 
     def disconnect(self, connection: Connection) -> None:
-        """It closed: abort what it prepared. The owner's pins lapse `grace_s` after its last connection."""
-        for block in list(connection.prepared):
+        """It closed. With its owner's last connection what that has prepared is aborted, and `grace_s` later its pins
+        lapse."""
+        owner = connection.owner
+        self._owners.leave(owner, self._clock())
+        for block in [] if owner.connections else list(owner.prepared):
             self._abort(block)
-        self._owners.leave(connection.owner, self._clock())
         self.tick()
 
     # --- writing ---------------------------------------------------------------------------------------------
@@ -122,7 +124,7 @@ class BlockStore:
             if block.sealed:
                 self._pin(block, owner, serial)
             else:
-                self._prepared_by(block, connection, serial)
+                self._prepared_by(block, connection.owner, serial)
         while self.used + wanted > self.capacity:
             self.evictions += 1
             oldest = next(iter(self._idle))
@@ -277,7 +279,7 @@ class BlockStore:
         self.used += block.bytes
         self._at.update(((slab, slot), block) for slot in slots)
         self._prepared[connection.owner, item.key] = block
-        self._prepared_by(block, connection, serial)
+        self._prepared_by(block, connection.owner, serial)
 
     def _commit(self, owner: Owner, key: BlockKey, serial: int) -> Outcome:
         if owner.given_up.since(key, serial):
@@ -296,18 +298,16 @@ class BlockStore:
         self._pin(there, owner, serial)
         return Outcome.OK
 
-    def _prepared_by(self, block: Block, connection: Connection, serial: int) -> None:
-        if block.prepared_by is not None:
-            block.prepared_by.prepared.discard(block)
-        connection.prepared.add(block)
-        block.prepared_by = connection
+    def _prepared_by(self, block: Block, owner: Owner, serial: int) -> None:
+        owner.prepared.add(block)
+        block.prepared_by = owner
         block.prepared_at = max(block.prepared_at, serial)
 
     def _unprepare(self, block: Block) -> None:
-        connection = block.prepared_by
-        assert connection is not None
-        del self._prepared[connection.owner, block.key]
-        connection.prepared.discard(block)
+        owner = block.prepared_by
+        assert owner is not None
+        del self._prepared[owner, block.key]
+        owner.prepared.discard(block)
         block.prepared_by = None
 
     def _abort(self, block: Block) -> None:

@@ -1,7 +1,7 @@
 """How often what was cut off is tried again, and a call that is: over another rail, or anew over the same one.
 
-Every request of the pool protocol may be sent again (see `pool.node`); what belonged to the connection (views, prepared
-blocks) the node has forgotten then, and says so.
+Every request of the pool protocol may be sent again (see `pool.node`). What belonged to the connection (views) the node
+has forgotten then, and says so; what a client has prepared it keeps while any connection of that client lives.
 """
 
 from __future__ import annotations
