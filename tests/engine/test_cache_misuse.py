@@ -10,6 +10,9 @@ import pytest
 
 import dualpath
 from dualpath.errors import CapacityError, UnreachableError, UsageError
+from dualpath.path.arena import Budget
+from dualpath.path.publisher import Publisher
+from dualpath.pool.node import PoolNode
 from dualpath.testing.pool import LocalNodes
 
 from .models import make
@@ -187,6 +190,74 @@ def test_a_cache_is_changed_after_an_interrupt_between_layers(model: Any, ids: A
         hook.remove()
         change(cache)
         assert cache.columns in (0, columns - 1, columns)
+
+
+def once(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, *, at: int = 1) -> None:
+    """Interrupt call number `at` of a method instead of making it."""
+    method, calls = getattr(owner, name), 0
+
+    def interrupted(*args: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == at:
+            raise KeyboardInterrupt
+        return method(*args, **options)
+
+    monkeypatch.setattr(owner, name, interrupted)
+
+
+def test_a_generation_that_is_interrupted_once_a_token_counts(pool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the node is told what has left the sliding window: the columns are those of the sequence, as ever."""
+    sliding = make("mistral")
+    ids = torch.randint(2, 512, (2, 150), generator=torch.Generator().manual_seed(3))
+    plain = generate(sliding, ids, new=80)
+    with cache_of(sliding, pool, blocks=4) as cache:
+        generate(sliding, ids, cache, new=2)
+        once(monkeypatch, PoolNode, "drop")
+        with pytest.raises(KeyboardInterrupt):
+            generate(sliding, plain[:, :152], cache, new=78)
+        have = plain[:, : cache.columns + 1]
+        assert 152 < have.shape[1] < 230
+        assert torch.equal(generate(sliding, have, cache, new=230 - have.shape[1]), plain)
+
+
+@pytest.mark.parametrize(
+    ("change", "owner", "name", "at"),
+    [
+        (lambda cache: cache.reset(), PoolNode, "drop", 1),
+        (lambda cache: cache.reorder_cache(torch.tensor([0, 0])), PoolNode, "drop", 1),
+        (lambda cache: cache.batch_select_indices(torch.tensor([1])), PoolNode, "drop", 1),
+        (lambda cache: cache.batch_repeat_interleave(3), Publisher, "opened", 4),
+    ],
+    ids=["reset", "reorder", "select", "repeat"],
+)
+def test_an_interrupt_while_rows_come_and_go(
+    model: Any, pool: Any, monkeypatch: pytest.MonkeyPatch, change: Any, owner: type, name: str, at: int
+) -> None:
+    ids = torch.randint(2, 512, (2, 150), generator=torch.Generator().manual_seed(5))
+    plain = generate(model, ids)
+    with cache_of(model, pool, blocks=6) as cache:
+        generate(model, ids, cache, new=2)
+        once(monkeypatch, owner, name, at=at)
+        with pytest.raises(KeyboardInterrupt):
+            change(cache)
+        cache.reset()
+        arena = cache.path.arena
+        assert (cache.columns, dict(pool.kept), arena.room(Budget.HOT)) == (0, {}, arena.limit(Budget.HOT))
+        assert torch.equal(generate(model, ids, cache), plain)
+    assert pool[0].stats()["blocks_sealed"] == 0
+
+
+def test_a_close_that_is_interrupted_can_be_made_again(
+    model: Any, ids: Any, pool: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = cache_of(model, pool)
+    generate(model, ids, cache, new=2)
+    once(monkeypatch, PoolNode, "drop")
+    with pytest.raises(KeyboardInterrupt):
+        cache.close()
+    cache.close()
+    assert pool[0].stats()["blocks_sealed"] == 0
 
 
 def test_a_cache_that_is_collected_without_close(model: Any, ids: Any, pool: Any) -> None:

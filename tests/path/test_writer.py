@@ -64,7 +64,7 @@ def node() -> GatedNode:
 
 @pytest.fixture
 def writer(node: GatedNode) -> Iterator[Writer]:
-    pool: Any = SimpleNamespace(nodes=[node], kept=Counter(), wanted=Counter())
+    pool: Any = SimpleNamespace(nodes=[node], kept=Counter(), wanted=Counter(), owed={})
     publisher: Any = SimpleNamespace(sealed=list)
     found = Writer(pool, HYBRID, PathMetrics(), publisher, spread=False, deadline_s=1.0)
     yield found

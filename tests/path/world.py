@@ -67,7 +67,7 @@ class World:
             count -= now
 
     def step(self, batch: Sequence[tuple[SequenceId, int]], *, commit: bool = True) -> None:
-        """Append tokens with random k and v, ask with random q, and compare."""
+        """Append tokens with random k and v, ask with random q, and compare. What the path counts is recorded."""
         ids = [(sequence, self.random.integers(0, 999, count).tolist()) for sequence, count in batch]
         step = self.path.begin(ids)
         rows = sum(count for _, count in batch)
@@ -87,11 +87,11 @@ class World:
                 step.commit()
         finally:
             step.abort()
-        if commit:
             at = 0
             for sequence, count in batch:
-                for layer, new in zip(self.layers, fresh, strict=True):
-                    self._keep(sequence, layer, new[at : at + count])
+                if self.path.length(sequence) > len(self.kept[sequence][0]):
+                    for layer, new in zip(self.layers, fresh, strict=True):
+                        self._keep(sequence, layer, new[at : at + count])
                 at += count
 
     def _keep(self, sequence: SequenceId, layer: int, new: list[tuple[Any, Any]]) -> None:

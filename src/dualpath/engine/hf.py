@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -226,6 +227,7 @@ class DualPathCache(_NotingCache):
     def close(self) -> None:
         """Give everything back and restore the model's attention implementation. Idempotent."""
         self._end()
+        self.path.close()  # what is left of it after an interrupt
         self._step = None
         self._rows, self.columns = [], 0
 
@@ -248,9 +250,11 @@ class DualPathCache(_NotingCache):
         try:
             out = self._run(self._step, note, call, self._packed)
             if note.layer == self._last:
-                self._step.commit()
+                try:
+                    self._step.commit()
+                finally:  # an interrupt may come once it counts
+                    self.columns += 0 if self._step.open else tokens
                 self._step = None
-                self.columns += tokens
         except BaseException:
             self._undo()
             raise
@@ -325,15 +329,17 @@ class DualPathCache(_NotingCache):
 
     def _select(self, rows: list[int]) -> None:
         self._undo()
-        used: set[int] = set()
         chosen: list[SequenceId] = []
-        for row in rows:
-            chosen.append(self.path.fork(self._rows[row]) if row in used else self._rows[row])
-            used.add(row)
-        for row, sequence in enumerate(self._rows):
-            if row not in used:
-                self.path.close_sequence(sequence)
+        try:
+            for row in rows:
+                one = self._rows[row]
+                chosen.append(self.path.fork(one) if one in chosen else one)
+        except BaseException:
+            self._forget(set(chosen) - set(self._rows))
+            raise
+        gone = set(self._rows) - set(chosen)
         self._rows = chosen
+        self._forget(gone)
 
     def crop(self, tokens_to_remove: int) -> None:
         """Remove the last `abs(tokens_to_remove)` columns of every row."""
@@ -346,9 +352,14 @@ class DualPathCache(_NotingCache):
     def reset(self) -> None:
         """Forget all sequences."""
         self._undo()
-        for sequence in self._rows:
-            self.path.close_sequence(sequence)
-        self._rows, self.columns = [], 0
+        gone, self._rows, self.columns = self._rows, [], 0
+        self._forget(gone)
+
+    def _forget(self, sequences: Iterable[SequenceId]) -> None:
+        """Close all of these: what is raised for one, such as an interrupt, is raised when the others are closed."""
+        with ExitStack() as closing:
+            for sequence in sequences:
+                closing.callback(self.path.close_sequence, sequence)
 
 
 @dataclass(slots=True)

@@ -152,9 +152,9 @@ class DualPath:
         child.blocks = list(parent.blocks if blocks is None else parent.blocks[:blocks])
         self._require_windows(child.blocks, child.length)
         child.tokens = parent.tokens[: child.length]
+        self._add(child)
         for block in child.blocks:
             block.owners += 1
-        self._add(child)
         if self._views is not None:
             self._views.fork(sequence, child.id)
         return child.id
@@ -167,11 +167,10 @@ class DualPath:
         found = self._get(sequence)
         self.require_no_step()
         del self._sequences[sequence]
-        if self._views is not None:
-            self._views.forget(sequence)
-        self._staging.release(found.blocks)
-        if self.publisher is not None:
-            self.publisher.ended(sequence)
+        try:  # an interrupt while others are told leaves nothing behind here; `close` tells the rest
+            self._staging.release(found.blocks)
+        finally:
+            self._forget(sequence)
 
     def crop(self, sequence: SequenceId, length: int) -> None:
         """Cut a sequence to its first `length` tokens; a sealed block that is cut through is reopened by one copy.
@@ -284,11 +283,15 @@ class DualPath:
         return step
 
     def commit_step(self, growths: list[Growth]) -> None:
-        """Make growths real. `Step.commit` calls this."""
+        """Make growths real. `Step.commit` calls this, and then `committed`."""
         self._staging.commit(growths)
+        self._finish()
+
+    def committed(self, growths: list[Growth]) -> None:
+        """The step is over: let go of what it made useless, and learn from it."""
+        self._staging.drop_unseen(growths)
         if self.auto is not None and self.reducer is not None:
             self.auto.committed(self.reducer.answers)
-        self._finish()
 
     def abort_step(self, growths: list[Growth]) -> None:
         """Undo growths. `Step.abort` calls this."""
@@ -304,6 +307,8 @@ class DualPath:
         self.reader.end()
         for sequence in list(self._sequences):
             self.close_sequence(sequence)
+        if self._views is not None:
+            self._views.tell()
         if self.writer is not None:
             self.writer.close()
         if self._trace is not None:
@@ -350,6 +355,14 @@ class DualPath:
                     "was given up",
                     hint="cut less, or start a sequence anew",
                 )
+
+    def _forget(self, sequence: SequenceId) -> None:
+        try:
+            if self._views is not None:
+                self._views.forget(sequence)
+        finally:
+            if self.publisher is not None:
+                self.publisher.ended(sequence)
 
     def _add(self, sequence: Sequence) -> None:
         if self.publisher is not None:

@@ -7,6 +7,8 @@ asked of a node follows from counts that all these paths share (`Pool.kept`, `Po
     committed  wanted -1     kept +1; whoever comes second finds it sealed
     aborted    wanted -1     at nought, and kept by nobody: the node is told to forget it
     dropped    kept -1       likewise
+
+What a node is to take out is noted first (`Pool.owed`) and told then, so that an interrupt only puts it off.
 """
 
 from __future__ import annotations
@@ -31,11 +33,13 @@ class Holdings:
 
     def __init__(self, pool: Pool, groups: int) -> None:
         self._pool, self._groups = pool, range(groups)
-        self._kept, self._wanted = pool.kept, pool.wanted
+        self._kept, self._wanted, self._owed = pool.kept, pool.wanted, pool.owed
 
     def want(self, blocks: Iterable[At]) -> None:
         """A step will seal these blocks, whose slots it has been given; it ends in `unwant`."""
-        self._wanted.update(blocks)
+        for at in blocks:
+            self._wanted[at] += 1
+            self._owed.pop(at, None)
 
     def unwant(self, blocks: Iterable[At]) -> None:
         """A step that wanted these blocks is over."""
@@ -57,9 +61,11 @@ class Holdings:
                 self._unpin(number, ids)
             raise
         self._kept.update(blocks)
+        for at in blocks:
+            self._owed.pop(at, None)
 
     def disown(self, blocks: Iterable[At], groups: Sequence[int] | None = None) -> list[At]:
-        """One owner fewer; what nobody owns any more is taken out. Returns what that is.
+        """One owner fewer; `tell` takes out what nobody owns any more. Returns what that is. No I/O.
 
         With `groups`, only those groups' parts are taken out, and the ownership of the rest stays.
         """
@@ -70,9 +76,16 @@ class Holdings:
                 _take(self._kept, [at])
             if self._kept[at] <= own:
                 gone.append(at)
-        for number, ids in self._by_node(at for at in gone if not self._wanted[at]).items():
-            self._pool.nodes[number].drop(self._keys(ids, groups))
+                if not self._wanted[at]:
+                    self._owed.setdefault(at, set()).update(self._groups if groups is None else groups)
         return gone
+
+    def tell(self) -> None:
+        """Have nodes take out what nobody owns any more; what an interrupt leaves of it is for the next call."""
+        for number, ids in self._by_node(self._owed).items():
+            self._pool.nodes[number].drop([BlockKey(id, g) for id in ids for g in sorted(self._owed[number, id])])
+            for id in ids:
+                del self._owed[number, id]
 
     def give_back(self, blocks: Iterable[At]) -> None:
         """Free the slots of blocks that are wanted no longer, and their pins: by now they may have been sealed."""
@@ -88,8 +101,8 @@ class Holdings:
         if foreign:
             self._pool.nodes[number].drop(self._keys(foreign))
 
-    def _keys(self, ids: Iterable[BlockId], groups: Sequence[int] | None = None) -> list[BlockKey]:
-        return [BlockKey(id, group) for id in ids for group in (self._groups if groups is None else groups)]
+    def _keys(self, ids: Iterable[BlockId]) -> list[BlockKey]:
+        return [BlockKey(id, group) for id in ids for group in self._groups]
 
     @staticmethod
     def _by_node(blocks: Iterable[At]) -> dict[int, list[BlockId]]:

@@ -1,8 +1,9 @@
 """What a step changes, staged until it commits: room here and at the nodes first, then blocks sealed, or nothing.
 
-prepare    own the open tails, take slots for what is new, reserve room at nodes for what will be full
-commit     seal full blocks at their nodes, tell the directory, then make the growths real
-abort      give everything back
+prepare        own the open tails, take slots for what is new, reserve room at nodes for what will be full
+commit         seal full blocks at their nodes, tell the directory, then make the growths real, without I/O
+drop_unseen    after a commit: give up what has left a sliding window
+abort          give everything back
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from dualpath.kv.layout import KVLayout
     from dualpath.path import sequences
     from dualpath.path.arena import LocalArena
+    from dualpath.path.holdings import At
     from dualpath.path.publisher import Publisher
     from dualpath.path.residency import HotRegion
     from dualpath.path.writer import Writer
@@ -99,7 +101,7 @@ class Staging:
             fill.sealing = sealing
 
     def commit(self, growths: list[Growth]) -> None:
-        """Make growths real."""
+        """Make growths real, all of them: once the first is, nothing is sent. After an error `abort` is due."""
         if self.writer is not None:
             sealings = [fill.sealing for growth in growths for fill in growth.fills if fill.sealing is not None]
             self.writer.commit(sealings)
@@ -109,22 +111,7 @@ class Staging:
                 self.writer.drop([(sealing.node, sealing.id) for sealing in sealings])
                 raise
         for growth in growths:
-            sequence = growth.sequence
-            if growth.replaced is not None:
-                sequence.blocks.pop()
-                self.release([growth.replaced])
-                sequence.blocks.append(growth.fills[0].block)
-            for fill in growth.fills:
-                if fill.fresh and fill.block is not (sequence.blocks[-1] if sequence.blocks else None):
-                    sequence.blocks.append(fill.block)
-                fill.block.length = fill.tokens
-            if growth.tokens is None:
-                sequence.known = False
-            else:
-                sequence.tokens += growth.tokens
-            for fill in growth.full(self.layout.block_tokens):
-                self._seal(growth, fill)
-            self._drop_unseen(sequence)
+            self._grow(growth)
 
     def _publish(self, growths: list[Growth]) -> None:
         """Tell the directory how far sequences have got. Raises `StaleOwnerError`."""
@@ -148,6 +135,22 @@ class Staging:
                 if fill.fresh:
                     self._hot.free(fill.block)
 
+    def _grow(self, growth: Growth) -> None:
+        sequence = growth.sequence
+        if growth.replaced is not None:
+            sequence.blocks[-1] = growth.fills[0].block
+            growth.replaced.owners -= 1  # others own it still: the last one would have kept it
+        for fill in growth.fills:
+            if fill.fresh and fill.block is not (sequence.blocks[-1] if sequence.blocks else None):
+                sequence.blocks.append(fill.block)
+            fill.block.length = fill.tokens
+        if growth.tokens is None:
+            sequence.known = False
+        else:
+            sequence.tokens += growth.tokens
+        for fill in growth.full(self.layout.block_tokens):
+            self._seal(growth, fill)
+
     def _seal(self, growth: Growth, fill: Fill) -> None:
         block = fill.block
         self._hot.keep(fill)
@@ -162,22 +165,28 @@ class Staging:
             part.node, part.refs = fill.sealing.node, list(refs)
         self._hot.may_evict(block)
 
-    def _drop_unseen(self, sequence: sequences.Sequence) -> None:
+    def drop_unseen(self, growths: list[Growth]) -> None:
         """Give up what has left every sliding window for good (with a block to spare, for a short crop)."""
-        length, spare = sequence.length, self.layout.block_tokens
         for index, group in enumerate(self.layout.groups):
-            if group.kind is not LayerKind.SLIDING:
+            if group.kind is LayerKind.SLIDING:
+                there = [at for growth in growths for at in self._unseen(growth.sequence, index, group.window)]
+                if self.writer is not None and there:
+                    self.writer.drop(there, [index])
+
+    def _unseen(self, sequence: sequences.Sequence, index: int, window: int) -> list[At]:
+        """Free what no query will see of group `index`; return the blocks that nodes have it of."""
+        there: list[At] = []
+        for block in sequence.blocks:
+            if block.end + self.layout.block_tokens > sequence.length - window:
+                break
+            part = block.parts[index]
+            if part.dropped or block.owners > 1 or block.id is None:
                 continue
-            for block in sequence.blocks:
-                if block.end + spare > length - group.window:
-                    break
-                part = block.parts[index]
-                if part.dropped or block.owners > 1 or block.id is None:
-                    continue
-                self._hot.free_group(block, index)
-                if self.writer is not None and part.refs is not None:
-                    self.writer.drop([(part.node, block.id)], [index])
-                part.refs, part.dropped = None, True
+            self._hot.free_group(block, index)
+            if part.refs is not None:
+                there.append((part.node, block.id))
+            part.refs, part.dropped = None, True
+        return there
 
     def release(self, blocks: Sequence[Block]) -> None:
         """One owner fewer for these blocks; what nobody owns any more is freed, here and at its node."""

@@ -98,6 +98,11 @@ class Step:
         self.observer: Observer | None = None
         self.capture: Callable[[int, Fill, memoryview], None] | None = None
 
+    @property
+    def open(self) -> bool:
+        """Whether the step has neither been committed nor aborted."""
+        return self._open
+
     def start(self) -> None:
         """Tell readers and nodes what is to come. Part of `DualPath.begin`."""
         path = self._path
@@ -155,10 +160,14 @@ class Step:
         return out
 
     def commit(self) -> None:
-        """Make the step count. Raises `PeerError`; the step is then still open and must be aborted."""
+        """Make the step count, for all sequences. Raises `PeerError`; the step is then still open and must be aborted.
+
+        An interrupt may also come once it counts, while nodes are told what it made useless: `open` is false then.
+        """
         self._require_open()
         self._path.commit_step(self._growths)
         self._open = False
+        self._path.committed(self._growths)
 
     def abort(self) -> None:
         """Undo the step: nothing of it is left, locally or at a node. Idempotent; does nothing after `commit`."""

@@ -69,6 +69,7 @@ class NodeViews:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._views: dict[tuple[SequenceId, int, int], _View] = {}
+        self._ended: list[_View] = []  # and their nodes are still to be told
 
     def shares(self, plan: GroupPlan, sequences: Sequence[SequenceId], rows: NDArray[np.int32]) -> list[Share]:
         """Bring views up to date with the reduced entries of `plan`; return each node's share, in node order.
@@ -101,8 +102,14 @@ class NodeViews:
 
     def forget(self, sequence: SequenceId) -> None:
         """The sequence is gone: drop its views."""
-        for key in [key for key in self._views if key[0] == sequence]:
-            self._release(self._views.pop(key))
+        self._release([self._views.pop(key) for key in list(self._views) if key[0] == sequence])
+
+    def tell(self) -> None:
+        """Have nodes drop the views that have ended; what an interrupt leaves of it is for the next call."""
+        while self._ended:
+            view = self._ended[-1]
+            self._pool.nodes[view.node].drop_view(view.id)
+            self._ended.pop()
 
     def answer(self, plan: GroupPlan, share: Share, asked: _Asked[_A], ask: Callable[[], _Asked[_A]]) -> _A:
         """Wait for what a node answers about its share; if its views ended with a connection, tell them and ask again.
@@ -133,10 +140,12 @@ class NodeViews:
             self._start_over(view)
             self._extend(view, plan, entries)
 
-    def _release(self, view: _View) -> None:
-        view.owners -= 1
-        if view.owners == 0:
-            self._pool.nodes[view.node].drop_view(view.id)
+    def _release(self, views: Sequence[_View]) -> None:
+        for view in views:
+            view.owners -= 1
+            if view.owners == 0:
+                self._ended.append(view)
+        self.tell()
 
     def _view(self, sequence: SequenceId, plan: GroupPlan, node: int, entries: list[Entry]) -> _View:
         serials = [entry.block.serial for entry in entries]
@@ -145,7 +154,7 @@ class NodeViews:
         if view is not None:
             common = min(len(view.serials), len(serials))
             if view.serials[:common] != serials[:common]:
-                self._release(self._views.pop(key))
+                self._release([self._views.pop(key)])
                 view = None
         if view is None:
             view = self._views[key] = _View(next(_ids), node)

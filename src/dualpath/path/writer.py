@@ -162,9 +162,10 @@ class Writer:
         self._under_way, self._broken = [], False
 
     def close(self) -> None:
-        """End the thread. Idempotent; nothing is written afterwards."""
+        """End the thread, and tell nodes what an interrupt left untold. Idempotent; nothing is written afterwards."""
         self._let_go()
         self._thread.shutdown()
+        self._holdings.tell()
 
     def commit(self, sealings: Sequence[Sealing]) -> None:
         """Seal what was written. Raises `PeerError`; then nothing may be assumed and `abort` is due."""
@@ -233,7 +234,11 @@ class Writer:
 
         With `groups`, only those groups' parts are taken out, and the ownership of the rest stays.
         """
-        self._publisher.dropped(self._holdings.disown(blocks, groups), groups)
+        gone = self._holdings.disown(blocks, groups)
+        try:
+            self._holdings.tell()
+        finally:
+            self._publisher.dropped(gone, groups)
 
     # --- placement ---------------------------------------------------------------------------------------------
 

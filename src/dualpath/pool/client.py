@@ -41,6 +41,8 @@ class Pool:
         them as one owner, which pins a block or does not."""
         self.wanted: Counter[tuple[int, BlockId]] = Counter()
         """How many steps, of all paths over this pool, have been given a block's slots and will seal it."""
+        self.owed: dict[tuple[int, BlockId], set[int]] = {}
+        """The layer groups of blocks that no path over this pool needs any more, until their nodes are told."""
 
     def __enter__(self) -> Pool:
         return self
