@@ -14,6 +14,9 @@
 // One-byte elements are widened to bf16 run by run, which is exact. Their scales go where they are cheap: those of K
 // into the query, which is split anew for each run, those of V into the products that are added to acc.
 //
+// What is not finite is beyond that: an infinity times three parts may be NaN, as is zero times a NaN behind a mask. It
+// shows in the sums; then nothing is written, and the item is left to the vector units, which know such cases.
+//
 // Few rows gain nothing from it: they wait for memory, and rearranging V costs as much as widening it.
 #pragma once
 
@@ -145,11 +148,11 @@ DP_INLINE void store_square(float *to) {
     DP_TILE_STORE(3, to + 16 * across + 16, across * 4);
 }
 
-// e^x for x <= 0 (or a little more), relative error about 1e-7; 0 below -87, and for -inf and NaN.
-DP_INLINE vf exp_or_zero(vf x) {
-    const vf magic = splat(12582912.0f), log2e = splat(1.44269504f);  // 1.5 * 2^23 rounds to the nearest integer
-    vf shifted = x * log2e + magic;
-    vf n = shifted - magic;
+// e^x for x <= 0 (or a little more), relative error about 1e-7; 0 below -87 (and for -inf), NaN for NaN.
+DP_INLINE vf exp_shifted(vf x) {
+    const vf log2e = splat(1.44269504f);
+    vf shifted = x * log2e + exp_magic;
+    vf n = shifted - exp_magic;
     vf f = x * log2e - n;
     vf p = splat(1.3264727065e-3f);  // 2^f on [-1/2, 1/2], minimax
     p = p * f + 9.6715126489e-3f;
@@ -157,8 +160,7 @@ DP_INLINE vf exp_or_zero(vf x) {
     p = p * f + 2.4022242085e-1f;
     p = p * f + 6.9314697760e-1f;
     p = p * f + 1.0f;
-    __mmask16 alive = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-87.0f), _CMP_GE_OQ);
-    return (vf)_mm512_maskz_add_epi32(alive, (__m512i)p, _mm512_slli_epi32((__m512i)shifted, 23));
+    return scale_exp(p, shifted, x);
 }
 
 // The bf16 nearest to each of a and b, as float32; packs them into pairs (a, b).
@@ -271,7 +273,8 @@ void weigh_columns(const Stage &t, vf scale, const vi *lo, const vi *hi, Product
         vf before = load(t.max + l * W);
         shift[l] = vmax(top, before);
         store(t.max + l * W, shift[l]);
-        vf keep = exp_or_zero(before - shift[l]);
+        shift[l] = shift[l] == -inf ? vf{} : shift[l];  // no key yet: -inf less -inf would be NaN
+        vf keep = exp_shifted(before - shift[l]);
         store(t.keep + l * W, keep);
         total[l] = load(t.exp_sum + l * W) * keep;
     }
@@ -279,9 +282,9 @@ void weigh_columns(const Stage &t, vf scale, const vi *lo, const vi *hi, Product
     int due = 0;
     for (int i = 0; i < keys; i += 2, s += 2 * across) {
         for (due += 2 * count; due >= keys; due -= keys) products.step();
-        vf a0 = exp_or_zero(load(s) * scale - shift[0]), a1 = exp_or_zero(load(s + W) * scale - shift[1]);
+        vf a0 = exp_shifted(load(s) * scale - shift[0]), a1 = exp_shifted(load(s + W) * scale - shift[1]);
         const float *next = s + across;
-        vf b0 = exp_or_zero(load(next) * scale - shift[0]), b1 = exp_or_zero(load(next + W) * scale - shift[1]);
+        vf b0 = exp_shifted(load(next) * scale - shift[0]), b1 = exp_shifted(load(next + W) * scale - shift[1]);
         even[0] += a0;
         even[1] += a1;
         odd[0] += b0;
@@ -297,8 +300,21 @@ void weigh_columns(const Stage &t, vf scale, const vi *lo, const vi *hi, Product
     for (int l = 0; l < 2; l++) store(t.exp_sum + l * W, total[l] + (even[l] + odd[l]));
 }
 
+// Whether sums of the first m rows, exp_sum [.., 32] and acc [.., value_dim, 32], are finite.
+DP_INLINE bool finite_rows(const float *exp_sum, const float *acc, int value_dim, int m) {
+    for (int i = 0; i < m; i += W) {
+        const float *column = acc + (size_t)(i / across) * value_dim * across + i % across;
+        vf probe = load(exp_sum + i) * 0.0f;  // NaN for what is not finite
+        for (int d = 0; d < value_dim; d++) probe += load(column + (size_t)d * across) * 0.0f;
+        const __mmask16 real = (__mmask16)(m - i >= W ? 0xffff : (1 << (m - i)) - 1);
+        if (_mm512_mask_cmp_ps_mask(real, (__m512)probe, (__m512)probe, _CMP_UNORD_Q)) return false;
+    }
+    return true;
+}
+
+// Returns whether it could; the state is as it was where not.
 template <class T>
-void matrix_prefill_item(const Call &c, const PrefillItem &item, Scratch scratch) {
+bool matrix_prefill_item(const Call &c, const PrefillItem &item, Scratch scratch) {
     constexpr int ring = 3;  // stages under way, and so runs whose K and V must be there
     const int m = item.m_end - item.m_begin, heads = c.kv_heads * c.group, blocks = (m + across - 1) / across;
     const int dim = c.head_dim, value_dim = c.value_dim, steps = dim / 32;
@@ -459,6 +475,7 @@ void matrix_prefill_item(const Call &c, const PrefillItem &item, Scratch scratch
         advance(stage > 1 ? &stages[(stage + 1) % ring] : nullptr, last, nullptr);
         advance(last, nullptr, nullptr);
     }
+    if (!finite_rows(exp_sum, acc, value_dim, m)) return false;
     for (int i = 0; i < m; i++) {
         c.max[state_of(i)] = max[i];
         c.exp_sum[state_of(i)] = exp_sum[i];
@@ -471,6 +488,7 @@ void matrix_prefill_item(const Call &c, const PrefillItem &item, Scratch scratch
             transpose(a);
             for (int r = 0; r < lesser(16, m - i); r++) store(c.acc + state_of(i + r) * value_dim + d, a[r]);
         }
+    return true;
 }
 
 }  // namespace DUALPATH_ISA

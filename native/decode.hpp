@@ -4,6 +4,8 @@
 //                                         weigh rows of S
 //                                         acc += S V  (runs of 64 V rows stay in L1 while columns are walked)
 //
+// Where rows see different keys of a run, each takes up V of those alone: zero times a NaN that it must not see is NaN.
+//
 // bf16 pairs are widened two at a time, by a shift (even elements) and a mask (odd ones), so q is stored with even
 // and odd elements apart, and acc is put back in order when it leaves.
 #pragma once
@@ -149,11 +151,12 @@ void value_pass(const float *s, const T *v, size_t stride, int rows, float *acc,
 // Rows go in groups of at most 4, as even as they come.
 DP_INLINE int next_group(int left) { return left <= 4 ? left : left == 5 || left == 6 || left == 9 ? 3 : 4; }
 
+// `group` rows after each other see the same keys.
 template <class T>
-void decode_block(const T *k, const T *v, size_t stride, const float *q, int dim, int value_dim, int m,
+void decode_block(const T *k, const T *v, size_t stride, const float *q, int dim, int value_dim, int m, int group,
                   const Range *seen, int lo, int hi, float softcap, float *s, float *max, float *exp_sum, float *acc) {
-    size_t walks = 0, value_walks = 0;
-    for (int h = 0, g; h < m; h += g, walks++) value_walks += walks_of(g = next_group(m - h), value_dim / W);
+    size_t walks = 0;
+    for (int h = 0; h < m; h += next_group(m - h)) walks++;
     for (int first = lo; first < hi; first += decode_run) {
         int keys = lesser(hi - first, decode_run), padded = (keys + W - 1) / W * W;
         for (int tile = 0; tile < keys; tile += 64) {  // K rows of a tile stay in L1 for the next group of rows
@@ -174,25 +177,34 @@ void decode_block(const T *k, const T *v, size_t stride, const float *q, int dim
                     score_run<T, 1>(qh, dim, rows, n, sh, ahead);
             }
         }
+        auto seen_of = [&](int from, int to, int h) -> Range {
+            return {greater(seen[h].lo - first, from), lesser(seen[h].hi - first, to)};
+        };
         for (int h = 0; h < m; h++) {
-            Range r = {lesser(greater(seen[h].lo - first, 0), keys), lesser(greater(seen[h].hi - first, 0), keys)};
-            if (r.hi <= r.lo) {
-                for (int i = 0; i < keys; i++) s[h * decode_run + i] = 0;
-                continue;
-            }
+            Range r = seen_of(0, keys, h);
+            if (r.hi <= r.lo) continue;
             float keep = weigh(s + h * decode_run, padded, r, softcap, max[h], exp_sum[h]);
             if (keep != 1.0f)
                 for (int d = 0; d < value_dim; d += W)
                     store(acc + h * value_dim + d, load(acc + h * value_dim + d) * keep);
         }
         for (int tile = 0; tile < keys; tile += value_run) {
-            int n = lesser(keys - tile, value_run);
-            const T *rows = v + (size_t)(first + tile) * stride;
-            Prefetch ahead = {reinterpret_cast<const char *>(rows) + prefetch_bytes,
+            const int end = lesser(keys, tile + value_run);
+            const Range all = seen_of(tile, end, 0);
+            int alike = m;  // rows after each other that see the same keys of this tile
+            for (int h = group; h < m; h += group)
+                if (Range r = seen_of(tile, end, h); r.lo != all.lo || r.hi != all.hi) alike = group;
+            size_t value_walks = 0;
+            for (int h = 0, g; h < m; h += g) value_walks += walks_of(g = next_group(alike - h % alike), value_dim / W);
+            Prefetch ahead = {reinterpret_cast<const char *>(v + (size_t)(first + tile) * stride) + prefetch_bytes,
                               stride * sizeof(T) * 256 / value_walks};
             for (int h = 0, g; h < m; h += g) {
-                g = next_group(m - h);
-                const float *sh = s + h * decode_run + tile;
+                g = next_group(alike - h % alike);
+                const Range r = seen_of(tile, end, h);
+                const int n = r.hi - r.lo;
+                if (n <= 0) continue;
+                const T *rows = v + (size_t)(first + r.lo) * stride;
+                const float *sh = s + h * decode_run + r.lo;
                 float *ah = acc + h * value_dim;
                 if (g == 4)
                     value_pass<T, 4>(sh, rows, stride, n, ah, value_dim, ahead);
@@ -267,7 +279,7 @@ void decode_item(const Call &c, const DecodeItem &item, Scratch scratch) {
     }
     for (int i = 0; i < m * value_dim; i++) acc[i] = 0;
     if (direct) {
-        decode_block<T>(k, v, c.head_dim, q, dim, value_dim, m, seen, lo, hi, c.softcap, s, max, exp_sum, acc);
+        decode_block<T>(k, v, c.head_dim, q, dim, value_dim, m, c.group, seen, lo, hi, c.softcap, s, max, exp_sum, acc);
     } else if (lo < hi) {
         float *wide_k = space, *wide_v = space + (size_t)block.tokens * dim;
         for (int t = lo; t < hi; t++) {
@@ -276,8 +288,8 @@ void decode_item(const Call &c, const DecodeItem &item, Scratch scratch) {
             for (int d = 0; d < value_dim; d++)
                 wide_v[(size_t)t * value_dim + d] = d < c.value_dim ? widen(v[(size_t)t * c.head_dim + d]) : 0;
         }
-        decode_block<float>(wide_k, wide_v, value_dim, q, dim, value_dim, m, seen, lo, hi, c.softcap, s, max, exp_sum,
-                            acc);
+        decode_block<float>(wide_k, wide_v, value_dim, q, dim, value_dim, m, c.group, seen, lo, hi, c.softcap, s, max,
+                            exp_sum, acc);
     }
     for (int r = 0; r < m; r++) {
         if (paired) join_pairs(acc + r * value_dim, value_dim);
@@ -291,7 +303,7 @@ void decode_item(const Call &c, const DecodeItem &item, Scratch scratch) {
 DP_INLINE void fold_row(float &max, float &exp_sum, float *acc, float m, float z, const float *a, int dim) {
     const float inf = __builtin_inff();
     if (m == -inf) return;
-    float next = greater(max, m);
+    float next = max < m || m != m ? m : max;  // a NaN must not get lost
     float keep = max == next ? 1.0f : max == -inf ? 0.0f : __builtin_expf(max - next);
     float take = m == next ? 1.0f : __builtin_expf(m - next);
     exp_sum = exp_sum * keep + z * take;

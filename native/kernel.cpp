@@ -35,10 +35,7 @@ static void fold(const Call &c, const FoldItem *folds, const DecodeItem *items, 
 template <class T>
 static void prefill_narrow(const Call &c, const PrefillItem &item, Scratch scratch) {
 #if defined(__AMX_BF16__)
-    if (c.head_dim % 32 == 0 && c.value_dim % 32 == 0) {
-        matrix_prefill_item<T>(c, item, scratch);
-        return;
-    }
+    if (c.head_dim % 32 == 0 && c.value_dim % 32 == 0 && matrix_prefill_item<T>(c, item, scratch)) return;
 #endif
     prefill_item<T>(c, item, scratch);
 }

@@ -51,7 +51,7 @@ inline void finish(StateOf<const float> state, const float *sinks, float *out, f
             keep = weight(state.max[i], top);
             exp_sum = exp_sum * keep + weight(sink, top);
         }
-        const bool some = exp_sum > 0;
+        const bool some = !(exp_sum <= 0);  // a NaN is not nothing
         const float divisor = some ? exp_sum : 1.0f;
         lse[i] = some ? top + std::log(divisor) : lowest;
         const float *acc = state.acc + i * width;

@@ -5,6 +5,9 @@
 //
 // Every element is one sequential sum over the inner dimension, whatever tile it falls into: tiling, threads and row
 // order cannot change a bit of the result.
+//
+// A weight of zero hides a key from a row unless its V is not finite: there each row takes up V of the keys alone that
+// it sees.
 #pragma once
 
 #include "visible.hpp"
@@ -66,12 +69,14 @@ DP_INLINE MultiplyTile tile_of(int rows) {
     return nullptr;
 }
 
-// C [rows, columns] = (or +=) A [rows, inner] x B; B is panels of [inner, panel]; columns is a multiple of W.
+// C [rows, columns] = (or +=) A [rows, inner] x B; B is the first `inner` rows of panels of [height, panel]; columns is
+// a multiple of W.
 template <bool ADD>
-void multiply(const float *a, int lda, int rows, const float *b, int inner, float *c, int ldc, int columns) {
+void multiply(const float *a, int lda, int rows, const float *b, int height, int inner, float *c, int ldc,
+              int columns) {
     for (int n = 0; n < columns; n += panel) {
         const bool full = columns - n >= panel;
-        const float *bn = b + (size_t)n * inner;
+        const float *bn = b + (size_t)n * height;
         for (int i = 0; i < rows; i += tile_rows) {
             int count = lesser(rows - i, tile_rows);
             (full ? tile_of<2, ADD>(count) : tile_of<1, ADD>(count))(a + (size_t)i * lda, lda, bn, inner,
@@ -125,6 +130,22 @@ void pack_values(const T *v, size_t stride, int keys, int dim, const float *scal
     }
 }
 
+// Whether rows of panels [keys, panel] hold finite numbers alone.
+DP_INLINE bool all_finite(const float *values, int keys, int columns) {
+    vf probe[4] = {};  // 0 times what is not finite is NaN
+    for (int d = 0; d < columns; d += W) {
+        const float *at = values + (size_t)(d / panel) * panel * keys + d % panel;
+        int i = 0;
+        for (; i + 4 <= keys; i += 4, at += 4 * panel) {
+            DP_UNROLL
+            for (int j = 0; j < 4; j++) probe[j] += load(at + j * panel) * 0.0f;
+        }
+        for (; i < keys; i++, at += panel) probe[0] += load(at) * 0.0f;
+    }
+    const float found = sum(probe[0] + probe[1] + probe[2] + probe[3]);
+    return found == found;
+}
+
 template <class T>
 void prefill_item(const Call &c, const PrefillItem &item, Scratch scratch) {
     const int m = item.m_end - item.m_begin, heads = c.kv_heads * c.group;
@@ -168,10 +189,12 @@ void prefill_item(const Call &c, const PrefillItem &item, Scratch scratch) {
             if (low == high) continue;
             pack_keys(k + (size_t)first * dim, dim, n, padded, dim, key_scale, keys);
             pack_values(v + (size_t)first * dim, dim, n, c.value_dim, value_scale, values);
-            multiply<false>(q + (size_t)low * dim, dim, high - low, keys, dim, s + (size_t)low * key_run, key_run,
+            multiply<false>(q + (size_t)low * dim, dim, high - low, keys, dim, dim, s + (size_t)low * key_run, key_run,
                             padded);
+            bool masked = false;
             for (int i = low; i < high; i++) {
                 Range r = seen(i);
+                masked |= r.hi - r.lo < n;
                 float *si = s + (size_t)i * key_run, *ai = acc + (size_t)i * value_dim;
                 if (r.hi <= r.lo) {
                     for (int j = 0; j < padded; j++) si[j] = 0;
@@ -181,8 +204,16 @@ void prefill_item(const Call &c, const PrefillItem &item, Scratch scratch) {
                 if (keep != 1.0f)
                     for (int d = 0; d < value_dim; d += W) store(ai + d, load(ai + d) * keep);
             }
-            multiply<true>(s + (size_t)low * key_run, key_run, high - low, values, n, acc + (size_t)low * value_dim,
-                           value_dim, value_dim);
+            if (!masked || all_finite(values, n, value_dim)) {
+                multiply<true>(s + (size_t)low * key_run, key_run, high - low, values, n, n,
+                               acc + (size_t)low * value_dim, value_dim, value_dim);
+                continue;
+            }
+            for (int i = low; i < high; i++) {
+                Range r = seen(i);
+                multiply<true>(s + (size_t)i * key_run + r.lo, key_run, 1, values + (size_t)r.lo * panel, n,
+                               r.hi - r.lo, acc + (size_t)i * value_dim, value_dim, value_dim);
+            }
         }
     }
     for (int i = 0; i < m; i++)

@@ -67,6 +67,7 @@ DP_INLINE A greater(A a, A b) {
 DP_INLINE vf splat(float x) { return x - vf{}; }
 DP_INLINE vf load(const float *p) { return *reinterpret_cast<const vfu *>(p); }
 DP_INLINE void store(float *p, vf x) { *reinterpret_cast<vfu *>(p) = x; }
+// Of a NaN and another, b: in a chain of these a NaN may get lost.
 DP_INLINE vf vmax(vf a, vf b) {
 #if defined(__AVX512F__)
     return (vf)_mm512_max_ps((__m512)a, (__m512)b);
@@ -258,14 +259,26 @@ DP_INLINE float highest(vf x) {
 }
 
 // --- functions -------------------------------------------------------------------------------------------------------
-// e^x for x <= 0, relative error about 1e-7; 0 below -87 (and for -inf). Range reduction by ln 2 in two parts and a
-// degree-6 polynomial (Cephes expf).
-DP_INLINE vf exp_neg(vf x) {
-    const vf magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to the nearest integer
+constexpr float exp_magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to the nearest integer
+
+// p * 2^n where x >= -87, 0 below that; `shifted` is n + exp_magic. Adding n to the exponent of p would be as short,
+// but not every NaN would stay one.
+DP_INLINE vf scale_exp(vf p, vf shifted, vf x) {
+#if defined(__AVX512F__)
+    __mmask16 alive = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-87.0f), _CMP_NLT_UQ);
+    return (vf)_mm512_maskz_scalef_ps(alive, (__m512)p, (__m512)(shifted - exp_magic));
+#else
+    vf power = (vf)(((vi)shifted << 23) + 0x3f800000);  // the low bits of `shifted` are n
     vi dead = x < -87.0f;
-    x = vmax(x, splat(-87.0f));
-    vf shifted = x * 1.44269504f + magic;
-    vf n = shifted - magic;
+    return (vf)((vi)(p * power) & ~dead);
+#endif
+}
+
+// e^x for x <= 0, relative error about 1e-7; 0 below -87 (and for -inf), NaN for NaN. Range reduction by ln 2 in two
+// parts and a degree-6 polynomial (Cephes expf).
+DP_INLINE vf exp_neg(vf x) {
+    vf shifted = x * 1.44269504f + exp_magic;
+    vf n = shifted - exp_magic;
     vf r = x - n * 0.693359375f;
     r = r - n * -2.12194440e-4f;
     vf p = splat(1.9875691500e-4f);
@@ -275,8 +288,7 @@ DP_INLINE vf exp_neg(vf x) {
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * (r * r) + (r + 1.0f);
-    vi exponent = (vi)shifted << 23;  // the low bits of `shifted` are n
-    return (vf)(((vi)p + exponent) & ~dead);
+    return scale_exp(p, shifted, x);
 }
 
 // tanh x: odd polynomial near 0 (Cephes tanhf), (1 - e^-2|x|) / (1 + e^-2|x|) elsewhere.

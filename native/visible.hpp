@@ -26,7 +26,8 @@ DP_INLINE void read_scales(const Call &c, const Block &block, int stream, int wi
 
 // Scores of one row, in place: soft cap, mask, then weights e^(s - max'), where max' is the larger of `max` and the
 // scores. Entries [0, padded) become weights, 0 where masked. Returns the factor e^(max - max') for what was
-// accumulated before, updates max and exp_sum. `padded` is a multiple of W; the range must not be empty.
+// accumulated before, updates max and exp_sum: both are NaN once a visible score is NaN or +inf. `padded` is a multiple
+// of W; the range must not be empty.
 DP_INLINE float weigh(float *s, int padded, Range seen, float softcap, float &max, float &exp_sum) {
     const float inf = __builtin_inff();
     if (softcap > 0) {
@@ -44,8 +45,9 @@ DP_INLINE float weigh(float *s, int padded, Range seen, float softcap, float &ma
         store(s + i, e);
     }
     float keep = max == next ? 1.0f : max == -inf ? 0.0f : __builtin_expf(max - next);
-    exp_sum = exp_sum * keep + sum(total);
-    max = next;
+    const float kept = exp_sum * keep, added = sum(total);
+    exp_sum = kept + added;
+    max = next - (added - added);  // NaN where the sum is: comparisons lose one
     return keep;
 }
 

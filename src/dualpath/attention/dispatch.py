@@ -60,7 +60,9 @@ def attend(
     threads       0: the default of `set_threads`
 
     The state afterwards is bitwise the same however the blocks are spread over calls, wherever they lie, and whatever
-    the number of threads. Blocks that no row sees are not read. Raises `UsageError`, the state unchanged, for shapes,
+    the number of threads, if all is finite. A NaN in what a row sees, or a score of +inf, makes its `out` NaN, and its
+    lse too where q or K is to blame; a row that does not see it is none the worse. Blocks that no row sees are not
+    read. Raises `UsageError`, the state unchanged, for shapes,
     dtypes, offsets or tokens that do not fit. The GIL is released; calls from several threads may overlap as long as
     their states differ.
     """

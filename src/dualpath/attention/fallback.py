@@ -28,6 +28,8 @@ def attend(
     window: int,
 ) -> None:
     """Fold all blocks into `state`, block by block. Arguments must have been validated."""
+    import numpy as np
+
     for sequence in range(len(blocks.row_start) - 1):
         rows = slice(int(blocks.row_start[sequence]), int(blocks.row_start[sequence + 1]))
         if rows.start == rows.stop:
@@ -37,8 +39,9 @@ def attend(
         for index in range(int(blocks.block_start[sequence]), int(blocks.block_start[sequence + 1])):
             seen = _visible(positions, int(blocks.position[index]), int(blocks.tokens[index]), window)
             if seen.any():
-                keys, values = read_block(blocks, index, geometry)
-                _fold_block(state, rows, scaled, keys, values, seen, softcap)
+                with np.errstate(invalid="ignore"):  # what is not finite shows in the result
+                    keys, values = read_block(blocks, index, geometry)
+                    _fold_block(state, rows, scaled, keys, values, seen, softcap)
 
 
 def _grouped(q: Float32, kv_heads: int) -> Float32:
@@ -76,7 +79,25 @@ def _fold_block(
         split = x.reshape(kv_heads, count, group, *x.shape[2:])
         return np.moveaxis(split, 0, 1).reshape(count, kv_heads * group, *x.shape[2:])
 
-    fold_triple(state, rows, by_row(high), by_row(weights.sum(axis=2)), by_row(weights @ values))
+    total = weights.sum(axis=2)
+    high = np.where(np.isnan(total), total, high)
+    fold_triple(state, rows, by_row(high), by_row(total), by_row(_weighted(weights, values, seen)))
+
+
+def _weighted(weights: Float32, values: Float32, seen: NDArray[np.bool_]) -> Float32:
+    """Return `weights @ values`, in which values that are not finite reach the rows alone that see them: a weight of
+    zero would not keep them out."""
+    import numpy as np
+
+    finite: NDArray[np.bool_] = np.asarray(np.isfinite(values).all(axis=(0, 2)))
+    if finite.all():
+        return weights @ values
+    acc: Float32 = weights @ np.where(finite[:, None], values, np.float32(0))
+    visible = seen.repeat(weights.shape[1] // len(seen), axis=0)
+    for token in np.flatnonzero(~finite):
+        added = weights[:, :, token, None] * values[:, None, token]
+        acc += np.where(visible[None, :, token, None], added, np.float32(0))
+    return acc
 
 
 def fold_triple(state: State, rows: slice, high: Float32, total: Float32, acc: Float32) -> None:
@@ -104,7 +125,7 @@ def finish(state: State, sinks: Float32 | None) -> tuple[Float32, Float32]:
         total = total * keep + np.exp(sinks[None].astype(np.float32) - safe)
         acc = acc * keep[..., None]
         high = top
-    some = total > 0
+    some = ~(total <= 0)  # a NaN is not nothing
     divisor = np.where(some, total, np.float32(1))
     lse: Float32 = np.where(some, high + np.log(divisor), np.float32(-np.inf)).astype(np.float32, copy=False)
     return (acc / divisor[..., None]).astype(np.float32, copy=False), lse
