@@ -337,3 +337,16 @@ def test_kinds_of_slots_are_bounded_within_one_request_too(monkeypatch: pytest.M
     with pytest.raises(UsageError, match="1 new kinds of slots"):
         wire.call(Prepare([item(8, slot_bytes=KIB + 2), item(9, slot_bytes=KIB + 3)]))
     assert made == [KIB, KIB + 1, KIB + 2]
+
+
+def test_what_a_client_has_prepared_outlives_a_connection_but_not_its_last_one(service: PoolService) -> None:
+    first, second = (Wire(service, owner=b"client") for _ in range(2))
+    second.call(Ping())
+    refs = first.call(Prepare([item(1)]))[0].refs[0]
+    first.call(Write(KIB, refs), b"".join(fill(7)))
+    first.close()  # a NIC was pulled: the client goes on over the other one
+    assert second.call(Commit([key(1)]))[0].outcomes == [OK]
+    second.call(Prepare([item(2)]))
+    second.close()
+    assert service.stats()["blocks_prepared"] == 0
+    assert service.stats()["blocks_sealed"] == 1
