@@ -223,3 +223,15 @@ def test_a_padded_row_is_named_by_its_tokens_to_the_end(
                 found, attention_mask=mask, max_new_tokens=18, do_sample=False, cache=cache, **options
             )
         assert names(cache) == [names_of(model, found[:, PADDING : cache.columns])]
+
+
+# --- more than text --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("more", [lambda: torch.zeros(1, 3, 8, 8), lambda: [torch.zeros(3, 8, 8)]])
+def test_tokens_do_not_name_kv_of_images(model: Any, ids: Any, more: Any) -> None:
+    with cache_of(model) as cache:
+        forward(model, cache, ids, pixel_values=more())
+        (found,) = names(cache)
+    assert len(found) == ids.shape[1] // BLOCK
+    assert not set(found) & set(names_of(model, ids))

@@ -103,3 +103,9 @@ def test_kv_dtype_of_a_layout_is_checked():
             KVLayout.from_config(SMOLLM2, dtype="bfloat16", kv_dtype=wrong)
     with pytest.raises(UsageError, match="unknown dtype"):
         codecs.encode(np.zeros((1, 1), np.float32), "int4")
+
+
+def test_a_nan_of_any_bits_stays_one_in_bfloat16() -> None:
+    bits = np.array([0x7F800001, 0x7FC00000, 0x7FFFFFFF, 0xFF800001, 0xFFFFFFFF], np.uint32)
+    values = bits.view(np.float32).reshape(1, 1, -1)
+    assert np.isnan(codecs.decode(codecs.encode(values, "bfloat16"), "bfloat16", values.shape)).all()

@@ -404,12 +404,17 @@ def _mask(*, attention_mask: torch.Tensor | None = None, **kwargs: Any) -> torch
     return attention_mask.bool()
 
 
+# What a model may be given beside its tokens without its KV being of more than these: images, say, are more.
+_OF_TEXT = frozenset(("input_ids", "attention_mask", "position_ids", "cache_position", "labels", "logits_to_keep"))
+
+
 def _tell(cache: weakref.ref[DualPathCache], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Before each forward pass: note its tokens and positions, so that blocks get content ids and can be recomputed."""
     owner = cache()
     if owner is None or id(kwargs.get(CACHE_KEYWORD)) != id(owner):
         return
-    owner._ids = kwargs.get("input_ids", args[0] if args else None)
+    more = [name for name, value in kwargs.items() if name not in _OF_TEXT and isinstance(value, torch.Tensor | list)]
+    owner._ids = None if more else kwargs.get("input_ids", args[0] if args else None)
     owner._positions = kwargs.get("position_ids", args[2] if len(args) > 2 else None)
 
 

@@ -114,7 +114,8 @@ def _to_bfloat16(values: Float32) -> NDArray[np.uint16]:
     import numpy as np
 
     bits = values.view(np.uint32)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    return np.where(np.isnan(values), (bits >> 16) | 0x40, rounded).astype(np.uint16)  # rounding could carry a NaN away
 
 
 def _to_int8(quotients: Float32) -> Bytes:
