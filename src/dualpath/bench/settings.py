@@ -149,8 +149,8 @@ class ExperimentConfig:
             raise UsageError(f"unknown fill {self.fill!r}", hint=f"one of {', '.join(FILLS)}")
         if min(self.hot_bytes, self.window_bytes) < 1 or self.nodes < 1:
             raise UsageError("hot region, window and the number of nodes must be at least 1")
-        if min(self.block_tokens, self.offset, self.threads, self.interleave) < 0:
-            raise UsageError("block tokens, offset, threads and interleave cannot be negative")
+        if min(self.block_tokens, self.offset, self.interleave) < 0:
+            raise UsageError("block tokens, offset and interleave cannot be negative")
         check_threads(self.threads)
         if self.random and self.prompt_file is not None:
             raise UsageError("random KV has no prompt", hint="leave out --prompt-file or --fill random")

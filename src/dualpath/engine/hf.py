@@ -29,6 +29,7 @@ from dualpath.engine.fingerprint import adapter_state, fingerprint
 from dualpath.engine.joined import JoinedStep
 from dualpath.engine.lending import NAME, borrow, give_back
 from dualpath.engine.tensors import absorb, dtype_of, expand, pack, raw
+from dualpath.engine.told import Told
 from dualpath.errors import UsageError
 from dualpath.kv.layout import KVLayout, LayerKind, kv_dtype_called
 from dualpath.path import DualPath, PathConfig, Scheme, SequenceId, Step
@@ -204,8 +205,7 @@ class DualPathCache(_NotingCache):
         self._rows: list[SequenceId] = []
         self._step: Step | None = None
         self._packed: torch.Tensor | None = None
-        self._ids: torch.Tensor | None = None
-        self._positions: torch.Tensor | None = None
+        self._told = Told()
         self._model, self._adapters = model, adapter_state(model)
         self._last = max(self._groups)
         self._modules = {id(module) for module in model.modules()}
@@ -266,7 +266,7 @@ class DualPathCache(_NotingCache):
 
     def _begin(self, batch: int, tokens: int, mask: torch.Tensor | None) -> None:
         self._undo()
-        ids, positions = self._told(batch, tokens)
+        ids, positions = self._told.take(batch, tokens, columns=self.columns)
         if adapter_state(self._model) != self._adapters:
             raise UsageError(
                 "the model's adapters are not as they were when this cache was made: what it holds is named by them",
@@ -297,15 +297,6 @@ class DualPathCache(_NotingCache):
                     hint="pass the attention_mask of all tokens, cached ones included; padding never moves",
                 )
         self._step = self.path.begin(new)
-
-    def _told(self, batch: int, tokens: int) -> tuple[torch.Tensor | None, torch.Tensor]:
-        """Return the ids `[batch, tokens]` of this pass, if known, and the positions `[…, batch, tokens]` they get."""
-        ids, positions = self._ids, self._positions
-        self._ids = self._positions = None
-        if positions is None:  # what models do then: padding counts
-            positions = torch.arange(self.columns, self.columns + tokens)
-        known = ids is not None and ids.shape == (batch, tokens)
-        return ids if known else None, positions.expand(*positions.shape[:-2], batch, tokens)
 
     def _undo(self) -> None:
         """Undo the open step, if there is one: of a forward pass that fails, or was interrupted between layers."""
@@ -404,18 +395,11 @@ def _mask(*, attention_mask: torch.Tensor | None = None, **kwargs: Any) -> torch
     return attention_mask.bool()
 
 
-# What a model may be given beside its tokens without its KV being of more than these: images, say, are more.
-_OF_TEXT = frozenset(("input_ids", "attention_mask", "position_ids", "cache_position", "labels", "logits_to_keep"))
-
-
 def _tell(cache: weakref.ref[DualPathCache], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Before each forward pass: note its tokens and positions, so that blocks get content ids and can be recomputed."""
     owner = cache()
-    if owner is None or id(kwargs.get(CACHE_KEYWORD)) != id(owner):
-        return
-    more = [name for name, value in kwargs.items() if name not in _OF_TEXT and isinstance(value, torch.Tensor | list)]
-    owner._ids = None if more else kwargs.get("input_ids", args[0] if args else None)
-    owner._positions = kwargs.get("position_ids", args[2] if len(args) > 2 else None)
+    if owner is not None and id(kwargs.get(CACHE_KEYWORD)) == id(owner):
+        owner._told.note(args, kwargs)
 
 
 def _end(model: Any, hook: Any, path: DualPath) -> None:

@@ -153,7 +153,7 @@ class Stream:
             ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
         before = self.sent
         try:
-            self._send([memoryview(head), *views], ancillary, deadline, while_full, turn)
+            self._send([memoryview(head), *views], len(head) + left, ancillary, deadline, while_full, turn)
         except DeadlinePassed:
             if self.sent > before:
                 self._rest = memoryview(head)[self.sent - before :]
@@ -163,20 +163,21 @@ class Stream:
     def _send_rest(self, deadline: float | None, while_full: Callable[[float], bool] | None) -> None:
         before = self.sent
         try:
-            self._send([self._rest], [], deadline, while_full, None)
+            self._send([self._rest], len(self._rest), [], deadline, while_full, None)
         finally:
             self._rest = self._rest[self.sent - before :]
 
     def _send(
         self,
         views: list[memoryview],
+        left: int,
         ancillary: list[tuple[int, int, Any]],
         deadline: float | None,
         while_full: Callable[[float], bool] | None,
         turn: Callable[[], None] | None,
     ) -> None:
-        """Send all of `views`. Adds to `sent` what the kernel took, whatever happens."""
-        start, left, flags = 0, sum(map(len, views)), _DONTWAIT if deadline is not None else 0
+        """Send `views`, of `left` bytes together. Adds to `sent` what the kernel took, whatever happens."""
+        start, flags = 0, _DONTWAIT if deadline is not None else 0
         while left:
             if turn is not None:
                 turn()
