@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from dualpath.transport import dial
 from dualpath.transport.dial import Tcp
 from dualpath.wire.messages import Lane
 
@@ -34,6 +35,21 @@ def silent() -> Iterator[tuple[str, int]]:
 def resolve_to(addresses: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     found = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", address) for address in addresses]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+
+
+@pytest.mark.parametrize("within", [True, False])
+def test_only_a_connection_within_the_host_is_not_paced(within: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def control(sock: socket.socket) -> bytes:
+        return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0")
+
+    if not within:
+        monkeypatch.setattr(dial, "is_same_host", lambda _: False)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        sock = Tcp(*listener.getsockname()).connect(Lane.BULK, 1000, TIMEOUT_S)
+        with sock, listener.accept()[0] as accepted:
+            before = control(accepted)
+            dial.tune(accepted)
+            assert control(sock) == control(accepted) == (b"reno" if within else before)
 
 
 def connect() -> socket.socket:

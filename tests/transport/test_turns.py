@@ -1,10 +1,14 @@
 """Lanes send in their order, and nobody starves."""
 
 import threading
+from itertools import accumulate, pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dualpath.testing.transport_case import PATIENCE_S, eventually
 from dualpath.transport import turns as module
-from dualpath.transport.stream import IOV_MAX, PIECE_BYTES, _piece
+from dualpath.transport.stream import IOV_MAX, PIECE_BYTES, _advance, _piece
 from dualpath.transport.turns import Sending, Turns
 from dualpath.wire.messages import Lane
 
@@ -84,6 +88,19 @@ def test_who_gives_a_reply_up_gives_it_up_for_all():
     turns.wait(turns.enter(Lane.BULK))
     assert turns._awaited[Lane.REALTIME] == set(came)
     turns.leave(held_up)  # which it no longer is among
+
+
+@given(st.lists(st.integers(0, 9), max_size=12), st.data())
+def test_what_is_handed_over_in_pieces_is_the_whole(sizes, data):
+    whole = bytes(range(sum(sizes)))
+    views = [memoryview(whole)[start:end] for start, end in pairwise(accumulate(sizes, initial=0))]
+    sent, start = b"", 0
+    while len(sent) < len(whole):
+        piece = b"".join(_piece(views, start))
+        count = data.draw(st.integers(1, len(piece)), "bytes that the kernel takes") if piece else 0
+        sent += piece[:count]
+        start = _advance(views, start, count)
+    assert sent == whole
 
 
 def test_pieces():

@@ -33,6 +33,9 @@ HANDSHAKE_TIMEOUT_S = 5.0
 # cache from the sender's copy to the receiver's: a fifth less time per byte. Below 192 KiB segments get small, above
 # 256 KiB the gain is gone. Elsewhere the kernel sizes them by the path.
 SAME_HOST_BUFFER_BYTES = 224 << 10
+# Nor is there anything to be congested: where a host's default paces what it sends (BBR), one connection moved 3.1 GB/s
+# over loopback, and without pacing 4.1. Every kernel has Reno, and every user may choose it.
+SAME_HOST_CONGESTION = b"reno"
 
 
 @dataclass(frozen=True)
@@ -113,9 +116,12 @@ def tune(sock: socket.socket, lane: Lane | None = None) -> None:
         return
     tcp = socket.IPPROTO_TCP
     sock.setsockopt(tcp, socket.TCP_NODELAY, 1)
-    if lane is Lane.PREFETCH and is_same_host(sock):
-        for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
-            sock.setsockopt(socket.SOL_SOCKET, option, SAME_HOST_BUFFER_BYTES)
+    if is_same_host(sock):
+        with contextlib.suppress(OSError):  # some sandboxes refuse it
+            sock.setsockopt(tcp, socket.TCP_CONGESTION, SAME_HOST_CONGESTION)
+        if lane is Lane.PREFETCH:
+            for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
+                sock.setsockopt(socket.SOL_SOCKET, option, SAME_HOST_BUFFER_BYTES)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in ((socket.TCP_KEEPIDLE, 1), (socket.TCP_KEEPINTVL, 1), (socket.TCP_KEEPCNT, 2)):
         sock.setsockopt(tcp, option, value)

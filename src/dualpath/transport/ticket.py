@@ -135,6 +135,8 @@ class ReadTicket:
         """Return where in `[first, end)` items have no outcome yet, as ranges."""
         known = self._outcomes[first:end]
         left = known.count(None)
+        if left == len(known):  # nearly always: nothing is told twice
+            return [(first, end)] if left else []
         spans: list[tuple[int, int]] = []
         at = 0
         while left:  # once, unless outcomes were given out of order
