@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from dualpath.cli.cores import yield_idle_cores
 from dualpath.cli.key import shared_key
 from dualpath.cli.numbers import numbers, whole_numbers
 from dualpath.cli.options import Deadline, Dtype, Hot, Json, Nodes, Threads
@@ -52,7 +52,7 @@ def accuracy_command(
         dualpath bench accuracy --kv-dtype int8 --read-fraction 0.25 --block-tokens 32
         dualpath bench accuracy --read-fraction 0.25 --context 8000 --needles 0 --json > accuracy.json
     """
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # nodes may share the cores; read when torch is loaded
+    yield_idle_cores()
     from dualpath.bench.accuracy import AccuracyConfig, run_accuracy
     from dualpath.cli.run import TerminalView
 

@@ -6,11 +6,12 @@ from typing import Annotated, Any
 
 import typer
 
+from dualpath.cli.cores import yield_idle_cores
 from dualpath.cli.lab import heed_hangup
 from dualpath.cli.numbers import numbers
 from dualpath.cli.options import Deadline, Dtype, Json, Model, Seed, Threads, Window
 from dualpath.cli.output import ByteSize, emit, table
-from dualpath.cli.run import TerminalView, yield_idle_cores
+from dualpath.cli.run import TerminalView
 from dualpath.units import format_bits_per_s, format_bytes, parse_bits_per_s
 
 

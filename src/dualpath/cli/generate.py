@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import sys
 import time
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dualpath.cli.cores import yield_idle_cores_to
 from dualpath.cli.key import shared_key
 from dualpath.cli.options import Deadline, Dtype, Explain, Hot, KVDtype, ReadFraction, Threads, Window
 from dualpath.cli.output import ByteSize, emit, progress, say
@@ -53,7 +53,7 @@ def generate_command(
         dualpath generate --prompt-file book.txt --pool 10.0.0.5:7480,10.0.0.6:7480 --hot 64MiB
         cat book.txt | dualpath generate --prompt-file - --json
     """
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # nodes may share the cores; read when torch is loaded
+    yield_idle_cores_to(pool)
     text = read_prompt(prompt, prompt_file)
     chosen = choose_scheme(scheme, pool)
     if explain:

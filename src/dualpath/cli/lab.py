@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from dualpath.cli.cores import yield_idle_cores
 from dualpath.cli.output import emit, say, table
 from dualpath.cli.registry import CommandEntry
 
@@ -84,6 +85,8 @@ def status_command(
 def exec_command(file: LabArgument, host: Annotated[str, typer.Argument()], command: CommandArgument) -> None:
     """Run a command in a host of a lab that is up. Its exit code is the command's. Needs root.
 
+    Hosts of a lab share this machine's cores: OMP_WAIT_POLICY is passive in the command, if it is not set.
+
     Examples:
         sudo dualpath lab exec two-hosts-one-nic a -- ip -stats link
         sudo dualpath lab exec two-hosts-one-nic b -- dualpath rails
@@ -95,6 +98,7 @@ def exec_command(file: LabArgument, host: Annotated[str, typer.Argument()], comm
     words = found.host(host).command(command)
     require_root()
     found.require_up()
+    yield_idle_cores()
     sys.stdout.flush()
     os.execv(words[0], words)  # noqa: S606 - the words are the user's own command line
 
@@ -118,6 +122,7 @@ def run_command(
     config = find_lab(file)
     words = Lab(config).host(host).command(command) if host else command
     heed_hangup()
+    yield_idle_cores()
     with lab(config), subprocess.Popen(words) as child:
         code = _wait(child)
     return 128 - code if code < 0 else code

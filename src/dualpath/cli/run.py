@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Collection
 from contextlib import AbstractContextManager
@@ -10,6 +9,7 @@ from typing import Any
 
 import typer
 
+from dualpath.cli.cores import yield_idle_cores, yield_idle_cores_to
 from dualpath.cli.key import shared_key
 from dualpath.cli.options import Json
 from dualpath.cli.output import (
@@ -61,7 +61,10 @@ def run_command(
         dualpath run --concurrency 4 --context 8000 --hot 1GiB --variant dual --prefill-every 5 --prefill-tokens 512
         dualpath run --pool 10.0.0.5:7480,10.0.0.6:7480 --model ./my-model --prompt-file book.txt
     """
-    yield_idle_cores()
+    if pool.pool:
+        yield_idle_cores_to(pool.pool)
+    else:
+        yield_idle_cores()
     check_options(given, concurrent=many.concurrency > 0)
     shared = _shared(work, memory, pool)
     if many.concurrency:
@@ -170,11 +173,6 @@ class TerminalView:
     ) -> AbstractContextManager[ProgressBar]:
         """Show a bar, or lines where there is no terminal."""
         return progress(title, total=total, unit=unit)
-
-
-def yield_idle_cores() -> None:
-    """Let idle threads of the model sleep rather than spin: nodes may share the cores. Read when torch is loaded."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 def print_result(result: dict[str, Any]) -> None:

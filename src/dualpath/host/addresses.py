@@ -40,6 +40,17 @@ def local_addresses() -> list[LocalAddress]:
     return found
 
 
+def is_here(host: str) -> bool:
+    """Whether `host`, a name or a literal address, is this host; yes where it cannot be told."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return True
+    addresses = {ipaddress.ip_address(str(place[0]).partition("%")[0]) for *_, place in found}
+    own = {one.interface.ip for one in local_addresses()}
+    return any(address.is_loopback for address in addresses) or not own.isdisjoint(addresses)
+
+
 def _interface(address: str, netmask: str) -> Interface | None:
     """Return what psutil's two texts mean. It writes IPv6 masks as addresses and adds `%nic` to link-local ones."""
     try:
