@@ -83,6 +83,11 @@ const Kernel &kernel_named(const std::string &name) {
 
 [[noreturn]] void refuse(const std::string &why) { throw nb::value_error(why.c_str()); }
 
+void check_threads(int threads) {
+    constexpr int most = 1024;  // dualpath.attention.dispatch.MAX_THREADS
+    if (threads < 1 || threads > most) refuse("threads must be 1 to " + std::to_string(most));
+}
+
 // A C-contiguous array borrowed from Python. `kind` is 'f' (float), 'i' (signed integer) or 'u' (bytes).
 class Array {
 public:
@@ -212,7 +217,7 @@ void attend_py(const std::string &kernel_name, nb::handle max_, const std::optio
     if (!std::isfinite(scale) || !std::isfinite(softcap) || softcap < 0)
         refuse("scale must be finite, softcap finite and not negative");
     if (window < 0) refuse("window must not be negative");
-    if (threads < 1) refuse("threads must be positive");
+    check_threads(threads);
 
     Array q(q_, "q", 'f', 4, 3, false), row_position(row_position_, "row_position", 'i', 8, 1, false);
     Array max(max_, "state.max", 'f', 4, 2, true), acc(acc_, "state.acc", 'f', 4, 3, true);
@@ -377,7 +382,7 @@ void encode_py(const std::string &kernel_name, nb::handle from_, int from_dtype,
 
 float read_bandwidth_py(nb::handle buffer_, int threads) {
     Array buffer(buffer_, "buffer", 'u', 1, 1, false);
-    if (threads < 1) refuse("threads must be positive");
+    check_threads(threads);
     for (const auto &v : variants()) {
         if (!v.usable) continue;
         nb::gil_scoped_release unlocked;
