@@ -244,13 +244,14 @@ void decode_item(const Call &c, const DecodeItem &item, Scratch scratch) {
     const T *k = reinterpret_cast<const T *>(block.data + item.head * head_bytes * (c.latent ? 1 : 2));
     const T *v = c.latent ? k : k + (size_t)c.block_tokens * c.head_dim;
 
-    // A row length that is no whole number of vectors is widened to one first, zeros behind: rare, so simple.
+    // A row length that is no whole number of vectors is widened to one first, zeros behind, run by run: rare, so simple.
     constexpr int unit = W * Pairs<T>::n;
     const bool direct = c.head_dim % unit == 0 && c.value_dim % unit == 0;
     const int dim = direct ? c.head_dim : (c.head_dim + W - 1) / W * W;
     const int value_dim = direct ? c.value_dim : (c.value_dim + W - 1) / W * W;
     const bool paired = direct && Pairs<T>::n == 2;
-    const size_t extra = direct ? 0 : (size_t)block.tokens * dim * 2;
+    const int wide = direct ? 0 : lesser(block.tokens, decode_run);
+    const size_t extra = (size_t)wide * (dim + value_dim);
     const size_t scales = scaled<T> ? c.head_dim + c.value_dim : 0;
     float *space = scratch((size_t)m * (dim + decode_run + value_dim + sizeof(Range) / 4) + extra + scales);
     float *q = space + extra, *s = q + m * dim, *acc = s + m * decode_run;
@@ -280,16 +281,20 @@ void decode_item(const Call &c, const DecodeItem &item, Scratch scratch) {
     for (int i = 0; i < m * value_dim; i++) acc[i] = 0;
     if (direct) {
         decode_block<T>(k, v, c.head_dim, q, dim, value_dim, m, c.group, seen, lo, hi, c.softcap, s, max, exp_sum, acc);
-    } else if (lo < hi) {
-        float *wide_k = space, *wide_v = space + (size_t)block.tokens * dim;
-        for (int t = lo; t < hi; t++) {
-            for (int d = 0; d < dim; d++)
-                wide_k[(size_t)t * dim + d] = d < c.head_dim ? widen(k[(size_t)t * c.head_dim + d]) : 0;
-            for (int d = 0; d < value_dim; d++)
-                wide_v[(size_t)t * value_dim + d] = d < c.value_dim ? widen(v[(size_t)t * c.head_dim + d]) : 0;
+    } else {
+        float *wide_k = space, *wide_v = space + (size_t)wide * dim;
+        for (int first = lo, before = 0; first < hi; before = first, first += decode_run) {
+            const int keys = lesser(hi - first, decode_run);
+            for (int t = 0; t < keys; t++) {
+                const T *from_k = k + (size_t)(first + t) * c.head_dim, *from_v = v + (size_t)(first + t) * c.head_dim;
+                for (int d = 0; d < dim; d++) wide_k[(size_t)t * dim + d] = d < c.head_dim ? widen(from_k[d]) : 0;
+                for (int d = 0; d < value_dim; d++)
+                    wide_v[(size_t)t * value_dim + d] = d < c.value_dim ? widen(from_v[d]) : 0;
+            }
+            for (int r = 0; r < m; r++) seen[r].lo -= first - before, seen[r].hi -= first - before;
+            decode_block<float>(wide_k, wide_v, value_dim, q, dim, value_dim, m, c.group, seen, 0, keys, c.softcap, s,
+                                max, exp_sum, acc);
         }
-        decode_block<float>(wide_k, wide_v, value_dim, q, dim, value_dim, m, c.group, seen, lo, hi, c.softcap, s, max,
-                            exp_sum, acc);
     }
     for (int r = 0; r < m; r++) {
         if (paired) join_pairs(acc + r * value_dim, value_dim);

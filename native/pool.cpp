@@ -172,7 +172,7 @@ float *thread_scratch(size_t floats) {
         space.floats = 0;
         size_t bytes = (floats * sizeof(float) + 4095) / 4096 * 4096;
         space.data = static_cast<float *>(std::aligned_alloc(4096, bytes));
-        if (!space.data) std::abort();  // a few hundred KB: nothing sensible can go on from here
+        if (!space.data) std::abort();  // a run of keys, not a block: nothing sensible can go on from here
         space.floats = bytes / sizeof(float);
     }
     return space.data;
