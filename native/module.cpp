@@ -11,10 +11,11 @@
 #include <string>
 #include <vector>
 
+#include <unistd.h>
+
 #if defined(DUALPATH_AMX)
 #include <cpuid.h>
 #include <sys/syscall.h>
-#include <unistd.h>
 #endif
 
 #include "attend.hpp"
@@ -87,6 +88,25 @@ void check_threads(int threads) {
     constexpr int most = 1024;  // dualpath.attention.dispatch.MAX_THREADS
     if (threads < 1 || threads > most) refuse("threads must be 1 to " + std::to_string(most));
 }
+
+// Others may have the interpreter meanwhile. Where it ends before this thread has it back, Python (until 3.13) ends the
+// thread by unwinding its stack: that would end the process (destructors must not throw), and give buffers back without
+// the interpreter. Such a thread waits here for the end of the process instead.
+class Unlocked {
+public:
+    Unlocked() : state_(PyEval_SaveThread()) {}
+    Unlocked(const Unlocked &) = delete;
+    ~Unlocked() {
+        try {
+            PyEval_RestoreThread(state_);
+        } catch (...) {
+            for (;;) pause();
+        }
+    }
+
+private:
+    PyThreadState *state_;
+};
 
 // A C-contiguous array borrowed from Python. `kind` is 'f' (float), 'i' (signed integer) or 'u' (bytes).
 class Array {
@@ -260,7 +280,7 @@ void attend_py(const std::string &kernel_name, nb::handle max_, const std::optio
     const auto blocks = read_blocks(call, buffers, buffer, offset, tokens, position);
     const auto sequences = read_sequences(row_start, block_start, rows, (int64_t)blocks.size());
     call.blocks = blocks.data();
-    nb::gil_scoped_release unlocked;
+    Unlocked unlocked;
     if (!exp_sum) std::fill_n(call.max, rows * heads, lowest), std::fill_n(call.acc, rows * heads * value_dim, 0.0f);
     attend(kernel, call, sequences, threads);
     if (!exp_sum)
@@ -272,7 +292,7 @@ constexpr int64_t large = 1 << 16;  // items from which on others may have the i
 template <class Work>
 void unlocked_if(bool worth_it, Work work) {
     if (!worth_it) return work();
-    nb::gil_scoped_release unlocked;
+    Unlocked unlocked;
     work();
 }
 
@@ -353,7 +373,7 @@ void copy_blocks_py(nb::handle source_, nb::sequence offsets_, nb::sequence dest
             refuse("a block at " + std::to_string(offsets.back()) + " is not within the source");
     }
     if (offsets.size() != destinations.size()) refuse("offsets and destinations must be as many");
-    nb::gil_scoped_release unlocked;
+    Unlocked unlocked;
     for (size_t i = 0; i < offsets.size(); i++)
         std::memcpy(destinations[i].as<unsigned char>(), source.as<unsigned char>() + offsets[i], (size_t)block_bytes);
 }
@@ -376,7 +396,7 @@ void encode_py(const std::string &kernel_name, nb::handle from_, int from_dtype,
     memset(to.as<unsigned char>() + parts.data, 0, parts.bytes - parts.data);  // padding
     const Encoding encoding{from.as<unsigned char>(), (Dtype)from_dtype, (Dtype)dtype, block_tokens, tokens, width,
                             to.as<unsigned char>(),   (size_t)parts.scales_at};
-    nb::gil_scoped_release unlocked;
+    Unlocked unlocked;
     encode(kernel, encoding, streams);
 }
 
@@ -385,7 +405,7 @@ float read_bandwidth_py(nb::handle buffer_, int threads) {
     check_threads(threads);
     for (const auto &v : variants()) {
         if (!v.usable) continue;
-        nb::gil_scoped_release unlocked;
+        Unlocked unlocked;
         return read_all(*v.kernel, buffer.as<unsigned char>(), (size_t)buffer.bytes(), threads);
     }
     return 0;

@@ -19,6 +19,28 @@ def run(program: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def test_an_interpreter_may_end_while_a_thread_is_in_the_kernel() -> None:
+    ended = run(
+        """
+        import threading
+        import numpy as np
+        from dualpath.attention import copy_blocks
+
+        source, target = np.zeros(1 << 24, np.uint8), [memoryview(bytearray(1 << 24))]
+        begun = threading.Event()
+
+        def copy():
+            while True:
+                copy_blocks(source, [0], target, 1 << 24)
+                begun.set()
+
+        threading.Thread(target=copy, daemon=True).start()
+        begun.wait()
+        """
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 def test_rows_that_must_be_widened_need_no_memory_for_a_whole_block() -> None:
     ended = run(
         """
