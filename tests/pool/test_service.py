@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+import psutil
 import pytest
 
 from dualpath.errors import PoolFullError, UsageError
@@ -51,6 +52,15 @@ def item(number: int, slots: int = 2, slot_bytes: int = KIB) -> PrepareItem:
 
 def fill(byte: int, slots: int = 2) -> list[bytes]:
     return [bytes([byte + i]) * KIB for i in range(slots)]
+
+
+def test_a_write_to_nowhere_that_has_not_come_takes_no_memory(wire: Wire) -> None:
+    process = psutil.Process()
+    before = process.memory_info().rss
+    places = wire.service.sink(wire.session, Write(1 << 28, [SlotRef(0, 1)]), 1 << 28)
+    assert places is not None
+    assert sum(place.nbytes for place in places) == 1 << 28
+    assert process.memory_info().rss - before < 1 << 26
 
 
 def test_what_was_written_is_read(wire: Wire) -> None:

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 
+import psutil
 import pytest
 
 from dualpath.errors import DeadlineError, UnreachableError
@@ -315,3 +316,11 @@ def test_a_large_payload_that_dribbles_in_is_received_to_its_last_byte(size, tim
             stream.recv_into(into, deadline)
         thread.join(PATIENCE_S)
     assert b"".join(into) == sent
+
+
+def test_a_payload_that_has_not_come_takes_no_memory(ends, monkeypatch):
+    stream, process = Stream(ends[0]), psutil.Process()
+    before, grown = process.memory_info().rss, []
+    monkeypatch.setattr(stream, "recv_into", lambda *_: grown.append(process.memory_info().rss - before))
+    assert stream.recv_payload(1 << 28).nbytes == 1 << 28
+    assert grown[0] < 1 << 26

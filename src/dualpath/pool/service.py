@@ -28,6 +28,7 @@ from dualpath.pool.meter import Meter
 from dualpath.pool.store import GRACE_S, BlockStore
 from dualpath.pool.views import View
 from dualpath.transport.base import Reply, Session
+from dualpath.transport.stream import room
 from dualpath.wire import messages as wire
 from dualpath.wire.failures import UnknownViewError
 from dualpath.wire.messages import Message, Outcome, Outcomes, Write
@@ -292,7 +293,7 @@ class PoolService:
     def _places(self, session: Session, landing: Landing) -> list[memoryview]:
         slot_bytes = landing.request.slot_bytes
         arena = self._arenas.get((session.tenant, slot_bytes))
-        nowhere = memoryview(bytearray(slot_bytes)) if None in landing.blocks else memoryview(b"")
+        nowhere = room(slot_bytes) if None in landing.blocks else memoryview(b"")
         return [
             nowhere if arena is None or block is None else arena.view(ref.slot)
             for ref, block in zip(landing.request.refs, landing.blocks, strict=True)

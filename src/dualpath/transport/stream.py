@@ -47,6 +47,19 @@ def size_of(buffers: Sequence[Any]) -> int:
     return sum(memoryview(buffer).nbytes for buffer in buffers)
 
 
+def room(count: int) -> memoryview:
+    """Return memory for `count` bytes of a peer's, with anything in it.
+
+    Many bytes are not there before they are written: what a peer only says that it will send takes neither memory nor
+    time.
+    """
+    if count < _LARGE:
+        return memoryview(bytearray(count))
+    import numpy as np
+
+    return memoryview(np.empty(count, np.uint8))
+
+
 def _byte_views(buffers: Sequence[Any]) -> list[memoryview]:
     """Return the buffers as flat bytes."""
     if set(map(type, buffers)) <= _VIEW and set(map(_shape, buffers)) <= _FLAT:
@@ -321,7 +334,7 @@ class Stream:
             self._from += count
             self._in_payload = False
             return payload
-        payload = memoryview(bytearray(count))
+        payload = room(count)
         if count:
             self.recv_into([payload], deadline)
         self.payload_done()
