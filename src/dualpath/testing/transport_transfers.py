@@ -3,6 +3,7 @@
 # ruff: noqa: D102, S311  the names of tests say what they test; seeded noise is wanted
 from __future__ import annotations
 
+import ctypes
 import random
 from collections.abc import Sequence
 
@@ -158,6 +159,22 @@ class TransferTests(TransportCase):
             assert ticket.drained
             assert finish(ticket) == []
             assert list(peer.write([], [], slot_bytes=4096)) == []
+
+    def test_destinations_may_be_items_of_any_kind(self) -> None:
+        with self.pair(slots=2, slot_bytes=4000) as (service, peer):
+            wanted = [bytes(service.slot(slot)) for slot in range(2)]
+            for kind in (
+                ctypes.c_byte,
+                ctypes.c_bool,
+                ctypes.c_ubyte,
+                ctypes.c_char,
+                ctypes.c_float,
+                ctypes.c_ubyte * 8,
+            ):
+                into = [memoryview((kind * (4000 // ctypes.sizeof(kind)))()) for _ in range(2)]
+                ticket = peer.read(refs(2), into, slot_bytes=4000, timeout_s=PATIENCE_S)
+                assert finish(ticket) == [Outcome.OK] * 2
+                assert [view.tobytes() for view in into] == wanted
 
     def test_misuse_is_refused(self) -> None:
         with self.pair() as (_, peer):

@@ -42,7 +42,7 @@ _Peer = TypeVar("_Peer", bound="StreamPeer")  # `typing.Self` needs Python 3.11
 WRITE_BYTES = 4 << 20
 RAIL_CONNECT_TIMEOUT_S = 0.5  # where there is another rail to try
 CLOSE_S = 1.0  # how long `close` waits at most, for threads that wait for the kernel to connect
-_LAYOUT, _READONLY = attrgetter("nbytes", "ndim", "itemsize", "c_contiguous"), attrgetter("readonly")
+_LAYOUT, _READONLY = attrgetter("nbytes", "ndim", "format", "c_contiguous"), attrgetter("readonly")
 DEFAULT_CONNECTIONS = {Lane.REALTIME: 1, Lane.PREFETCH: 2, Lane.BULK: 2}
 
 
@@ -387,7 +387,7 @@ def check_transfer(
         raise UsageError(f"{len(refs)} references and {len(buffers)} buffers")
     if (  # asked of all at once, without a loop: this runs in a cold cache
         set(map(type, buffers)) == {memoryview}
-        and set(map(_LAYOUT, buffers)) == {(slot_bytes, 1, 1, True)}
+        and set(map(_LAYOUT, buffers)) == {(slot_bytes, 1, "B", True)}
         and not (writable and any(map(_READONLY, buffers)))
     ):
         return list(buffers)
@@ -399,5 +399,5 @@ def check_transfer(
             raise UsageError(
                 f"buffer {index} has {view.nbytes} bytes, not {slot_bytes}, or is not {kind}C-contiguous memory"
             )
-        views.append(view if view.ndim == 1 and view.itemsize == 1 else view.cast("B"))
+        views.append(view if view.ndim == 1 and view.format == "B" else view.cast("B"))
     return views

@@ -37,8 +37,8 @@ MAX_DESCRIPTORS = 4
 NAP_S = 0.25  # the longest that a receive with a deadline sleeps before it looks at the clock again
 YIELD_S = 0.01  # a sender that cannot send looks again after this, while another thread receives
 _LARGE = 256 << 10  # from here on, waking up for every few segments costs more than setting a timeout
-_VIEW, _FLAT = {memoryview}, {(1, 1)}
-_shape = attrgetter("ndim", "itemsize")
+_VIEW, _FLAT = {memoryview}, {(1, "B")}  # bytes of another kind cannot be assigned to these
+_shape = attrgetter("ndim", "format")
 _WAITALL, _DONTWAIT = int(socket.MSG_WAITALL), int(socket.MSG_DONTWAIT)
 
 
