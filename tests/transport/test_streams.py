@@ -23,7 +23,7 @@ from dualpath.testing.transport_case import KEY, PATIENCE_S, buffers, eventually
 from dualpath.transport import dial as dial_module
 from dualpath.transport import peer as peer_module
 from dualpath.transport import server as server_module
-from dualpath.transport.base import Lane, Outcome
+from dualpath.transport.base import Lane, Outcome, Reply
 from dualpath.transport.calls import CallConnection
 from dualpath.transport.dial import Dialer, Tcp
 from dualpath.transport.mapped import MappedPeer, MappedServer
@@ -31,7 +31,7 @@ from dualpath.transport.stream import Stream
 from dualpath.transport.tcp import TcpPeer, TcpServer
 from dualpath.wire.auth import ClientHandshake
 from dualpath.wire.frames import HEADER, MAGIC, Limits, encode
-from dualpath.wire.messages import Done, Failure, FailureCode, Outcomes, Ping, Read, Welcome
+from dualpath.wire.messages import Done, Failure, FailureCode, Mapped, Outcomes, Ping, Read, Welcome
 
 SLOT = 100_000
 
@@ -486,6 +486,15 @@ def test_memory_that_could_shrink_is_refused(service, tmp_path):
         assert finish(ticket) == [Outcome.LOST]
         assert isinstance(ticket.error, ProtocolError)
     service.descriptors = (*sealed, fd)
+
+
+@pytest.mark.parametrize("slots", [0, -1, -(1 << 63), (1 << 64) - 1])
+def test_memory_of_an_impossible_size_is_refused(service, tmp_path, monkeypatch, slots):
+    monkeypatch.setattr(service, "handle", lambda *_: Reply(Mapped(slots, SLOT), descriptors=service.descriptors))
+    with MappedServer(service, tmp_path / "s", node_id="n") as server, closing(MappedPeer(server.address)) as peer:
+        ticket = peer.read(refs(1), buffers(1, SLOT), slot_bytes=SLOT, timeout_s=3.0)
+        assert finish(ticket) == [Outcome.LOST]
+        assert isinstance(ticket.error, ProtocolError)
 
 
 # --- the fault wrapper ---------------------------------------------------------------------------------------------

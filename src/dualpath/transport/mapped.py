@@ -182,7 +182,12 @@ class MappedPeer(StreamPeer):
         reply, _ = call.result()
         descriptors = call.take_descriptors()
         try:
-            if not isinstance(reply, Mapped) or len(descriptors) != 2 or reply.slot_bytes != slot_bytes:
+            if (
+                not isinstance(reply, Mapped)
+                or len(descriptors) != 2
+                or reply.slot_bytes != slot_bytes
+                or reply.slots < 1
+            ):
                 raise ProtocolError(f"{self._node}: {type(reply).__name__} is no answer to Map", node=self._node)
             import numpy as np
 
