@@ -161,6 +161,22 @@ def test_connections_are_limited(service):
         assert first.call(Ping())[0] == Done()
 
 
+def test_who_has_proved_nothing_keeps_nobody_out(service):
+    with contextlib.ExitStack() as opened:
+        server = opened.enter_context(TcpServer(service, node_id="n", key=KEY, max_connections=2))
+        first = opened.enter_context(TcpPeer(*server.address, key=KEY))
+        first.call(Ping())
+        silent = []
+        for _ in range(3):
+            silent.append(opened.enter_context(closing(raw(server))))
+            assert eventually(lambda: len(server._open) == 2 and len(server._greeting) == 1)
+        assert [stream.recv_head() for stream in silent[:2]] == [None, None]  # they have made way
+        second = opened.enter_context(TcpPeer(*server.address, key=KEY))
+        assert second.call(Ping())[0] == Done()
+        assert first.call(Ping())[0] == Done()
+        assert first.counters.requests == 2
+
+
 def test_a_lack_of_threads_costs_one_connection_not_the_node(service, monkeypatch):
     start, refused = threading.Thread.start, []
 

@@ -6,6 +6,9 @@ service's buffers. Lanes send in their order (`turns`), and the threads of lane 
 (`host.scheduling`). Whatever a connection does wrong closes that one only, after a `Failure` where the stream is still
 fit for one. A peer that stops in the middle of a frame, or does not take its replies, is dropped after
 `stall_timeout_s`. `close()` ends and joins every thread.
+
+At most `max_connections` are open. Somebody who has not proved to know the key keeps nobody out: when all are taken,
+the connection that has been shaking hands for longest makes way.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from dualpath.wire.frames import HANDSHAKE_LIMITS, Head, Limits
 from dualpath.wire.messages import Failure, FailureCode, Lane, Message, Welcome
 
 _log = logging.getLogger(__name__)
+MOST_ENDING = 64  # connections that have made way and whose threads are about to end
 _Server = TypeVar("_Server", bound="StreamServer")  # `typing.Self` needs Python 3.11
 
 
@@ -59,6 +63,7 @@ class StreamServer:
         self._acceptors: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._open: dict[Stream, threading.Thread] = {}
+        self._greeting: dict[Stream, None] = {}  # of those the ones that still shake hands, longest first
         self._closing = False
         self._turns = Turns()
 
@@ -125,9 +130,10 @@ class StreamServer:
             name = f"{self._node_id}-{peer[0] if isinstance(peer, tuple) else 'local'}"
             thread = threading.Thread(target=self._serve, args=(stream, name), name=name, daemon=True)
             with self._lock:
-                refused = self._closing or len(self._open) >= self._max_connections
+                refused = self._closing or not self._make_room()
                 if not refused:
                     self._open[stream] = thread
+                    self._greeting[stream] = None
             if refused:
                 _log.warning("%s: connection refused: %d are open", self._node_id, self._max_connections)
                 stream.close()
@@ -138,12 +144,26 @@ class StreamServer:
                 _log.warning("%s: connection refused: %s", self._node_id, error)
                 with self._lock:
                     del self._open[stream]
+                    self._greeting.pop(stream, None)
                 stream.close()
+
+    def _make_room(self) -> bool:
+        """Return whether one more connection may be opened. Under the lock."""
+        if len(self._open) < self._max_connections:
+            return True
+        oldest = next(iter(self._greeting), None)
+        if oldest is None or len(self._open) >= self._max_connections + MOST_ENDING:
+            return False
+        del self._greeting[oldest]
+        oldest.shutdown()
+        return True
 
     def _serve(self, stream: Stream, name: str) -> None:
         session: Session | None = None
         try:
             session = self._shake_hands(stream, name)
+            with self._lock:
+                self._greeting.pop(stream, None)
             self._set_stall_timeout(stream)
             with realtime() if session.lane is Lane.REALTIME else contextlib.nullcontext():
                 while (head := self._next_head(stream)) is not None:
@@ -159,6 +179,7 @@ class StreamServer:
             with self._lock:
                 stream.close()
                 self._open.pop(stream, None)
+                self._greeting.pop(stream, None)
 
     def _dismiss(self, stream: Stream, error: PeerError, name: str) -> None:
         """Tell the peer what it did wrong, if it still listens, and close."""
