@@ -4,18 +4,25 @@
     GET /stats      all counters and gauges, JSON
     GET /metrics    the same and the latency histograms, Prometheus text
 
-Open on loopback. Elsewhere the node's shared key is required: `Authorization: Bearer KEY`.
+Open on loopback. Elsewhere the node's shared key is required: `Authorization: Bearer KEY`. At most `MOST_CONNECTIONS`
+are answered at once, each by a thread: one more, and the oldest makes way, so that who sends nothing, or sends slowly,
+costs the node nothing that its data port needs, and keeps nobody out.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import json
+import logging
 import socket
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING
+from socketserver import TCPServer
+from typing import TYPE_CHECKING, Any
 
 from dualpath.errors import UsageError
 from dualpath.pool.meter import BUCKETS_S, Meter
@@ -26,6 +33,9 @@ if TYPE_CHECKING:
 
 _PREFIX = "dualpath_pool_"
 _REQUEST_TIMEOUT_S = 10.0
+MOST_CONNECTIONS = 16
+
+_log = logging.getLogger(__name__)
 
 
 class Management:
@@ -70,10 +80,52 @@ class Management:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     allow_reuse_address = True
+    request_queue_size = 128
 
     def __init__(self, host: str, port: int, pages: type[BaseHTTPRequestHandler]) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._lock = threading.Lock()
+        self._open: dict[Any, None] = {}  # connections, oldest first
         super().__init__((host, port), pages)
+
+    def server_bind(self) -> None:
+        """Bind, without asking the resolver for this host's name, which may take long and is not needed."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    def get_request(self) -> tuple[Any, Any]:
+        """Accept a connection. When there are no descriptors, not again at once."""
+        try:
+            return super().get_request()
+        except OSError as error:
+            _log.warning("management: accept failed: %s", error)
+            time.sleep(0.05)
+            raise
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread of its own."""
+        with self._lock:
+            if len(self._open) >= MOST_CONNECTIONS:
+                oldest = next(iter(self._open))
+                del self._open[oldest]
+                with contextlib.suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)
+            self._open[request] = None
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close; under the lock, so that nobody ends another connection in its stead."""
+        with self._lock:
+            self._open.pop(request, None)
+            super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that goes away is no error of this node's."""
+        error = sys.exc_info()[1]
+        if isinstance(error, OSError):
+            _log.debug("management: %s: %s", client_address, error)
+        else:
+            _log.error("management: a request failed", exc_info=error)
 
 
 def _page_server(
