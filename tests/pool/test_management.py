@@ -89,3 +89,12 @@ def test_opening_it_asks_no_resolver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getfqdn", lambda *name: asked.append(name) or "")
     Management(dict, Meter(), "127.0.0.1", 0).close()
     assert asked == []
+
+
+def test_a_key_may_be_any_bytes() -> None:
+    key = "schlüssel €".encode()
+    with contextlib.closing(Management(dict, Meter(), "0.0.0.0", 0, key=key)) as management:
+        for given, status in ((key, b"200"), (key[:-1], b"401")):
+            with socket.create_connection(("127.0.0.1", management.port), timeout=PATIENCE_S) as client:
+                client.sendall(b"GET /stats HTTP/1.0\r\nAuthorization: Bearer " + given + b"\r\n\r\n")
+                assert client.makefile("rb").readline().split()[1] == status

@@ -146,7 +146,7 @@ def _page_server(
                 self._send(200, *page())
 
         def _allowed(self) -> bool:
-            given = self.headers.get("Authorization", "").removeprefix("Bearer ").encode("utf-8", "surrogateescape")
+            given = self.headers.get("Authorization", "").removeprefix("Bearer ").encode("latin-1")  # as it was decoded
             return token is None or hmac.compare_digest(given, token)
 
         def _send(self, status: int, kind: str, body: bytes) -> None:
