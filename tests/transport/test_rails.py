@@ -27,8 +27,9 @@ from dualpath.transport.receiver import WINDOW
 from dualpath.transport.requests import REQUEST_BYTES, Batch, split
 from dualpath.transport.stall import StallWatch
 from dualpath.transport.stream import Stream
-from dualpath.transport.tcp import TcpPeer, TcpServer
+from dualpath.transport.tcp import MOST_TOLD, TcpPeer, TcpServer
 from dualpath.transport.ticket import ReadTicket
+from dualpath.wire.frames import HANDSHAKE_LIMITS, encode
 from dualpath.wire.messages import Done, Lane, Outcome, Ping, Welcome
 
 SLOT = 4096
@@ -49,6 +50,20 @@ def test_one_network_for_each_pair_of_nics():
     rails = rails_to(Tcp("10.0.0.2", 7700), ["10.0.1.2:7700", "10.0.0.2:7700"], HERE)
     assert names(rails) == [("eth2", "10.0.0.1", "10.0.0.2"), ("eth3", "10.0.1.1", "10.0.1.2")]
     assert str(rails[1]) == "eth3 → 10.0.1.2:7700"
+
+
+def test_a_node_with_very_many_addresses_tells_some_of_each_nic(monkeypatch):
+    services = [local("ipvs0", f"10.96.{n}.1/32") for n in range(250)]
+    monkeypatch.setattr("dualpath.host.addresses.local_addresses", lambda: [*services, local("eth2", "10.0.0.1/24")])
+    with ExitStack() as opened:
+        service = MemoryService(1, SLOT)
+        opened.callback(service.close)
+        node = opened.enter_context(TcpServer(service, "0.0.0.0", node_id="n", key=KEY))
+        assert [rail.rpartition(":")[0] for rail in node.rails[:3]] == ["10.96.0.1", "10.0.0.1", "10.96.1.1"]
+        peer = opened.enter_context(TcpPeer("127.0.0.1", node.port, key=KEY, max_rails=1))
+        assert peer.call(Ping())[0] == Done()
+    longest = str(Tcp("ffff:" * 7 + "ffff", 65535))
+    assert len(encode(0, Welcome("n" * 64, bytes(16), (longest,) * MOST_TOLD))) < HANDSHAKE_LIMITS.message_bytes
 
 
 def test_two_nics_here_and_one_there_take_turns():

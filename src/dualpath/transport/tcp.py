@@ -11,6 +11,7 @@ import errno
 import ipaddress
 import socket
 from collections.abc import Mapping, Sequence
+from itertools import chain, islice, zip_longest
 
 from dualpath.errors import UsageError
 from dualpath.transport.base import Service
@@ -21,6 +22,7 @@ from dualpath.transport.server import StreamServer
 from dualpath.wire.frames import Limits
 from dualpath.wire.messages import Lane
 
+MOST_TOLD = 64  # addresses found at a wildcard: those of every service of a cluster would not fit into a `Welcome`
 _WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - only with a key, see `TcpServer`
 
 
@@ -144,11 +146,12 @@ class TcpServer(StreamServer):
         if self._host in _WILDCARDS:
             from dualpath.host.addresses import local_addresses
 
-            places = [
-                (one.host, self._port)
-                for one in local_addresses()
-                if (":" in one.host) == (":" in self._host) and not one.interface.is_loopback
-            ]
+            nics: dict[str, list[tuple[str, int]]] = {}
+            for one in local_addresses():
+                if (":" in one.host) == (":" in self._host) and not one.interface.is_loopback:
+                    nics.setdefault(one.nic, []).append((one.host, self._port))
+            turns = chain.from_iterable(zip_longest(*nics.values()))  # one of each NIC, then another one of each
+            places = list(islice(filter(None, turns), MOST_TOLD))
         every = [endpoint(host, port) for host, port in dict.fromkeys((*places, *others))]
         return tuple(every) if len(every) > 1 else ()
 
