@@ -8,6 +8,8 @@ from collections.abc import Iterator
 
 from dualpath.pool.blocks import Block
 
+_STALE = 1024  # entries of the heap that may be stale, beyond as many as there are leases
+
 
 class Leases:
     """Which blocks are promised to readers, and until when."""
@@ -44,3 +46,6 @@ class Leases:
     def _set(self, lease: int, end: float, tenant: str, blocks: tuple[Block, ...]) -> None:
         self._leases[lease] = (end, tenant, blocks)
         heapq.heappush(self._ends, (end, lease))
+        if len(self._ends) > 2 * len(self._leases) + _STALE:  # a lease may be moved without end
+            self._ends = [(lapses, number) for number, (lapses, _, _) in self._leases.items()]
+            heapq.heapify(self._ends)
