@@ -13,6 +13,7 @@ from dualpath.wire.messages import (
     PROTOCOL_VERSION,
     Abort,
     BlockKey,
+    Challenge,
     Commit,
     Drop,
     Failure,
@@ -24,9 +25,11 @@ from dualpath.wire.messages import (
     Ping,
     Prepare,
     PrepareItem,
+    Proof,
     Read,
     Resolve,
     SlotRef,
+    Welcome,
 )
 
 MESSAGES = [
@@ -186,5 +189,7 @@ def test_page_states_the_header_of_the_codec(request):
     assert f"{HEADER.size} bytes" in page
     for message in MESSAGES:
         assert type(message).__name__ in page
+    for message in (Hello, Challenge, Proof, Welcome):
+        assert f"{message.__name__}({', '.join(message.__struct_fields__)})" in page
     example = encode(7, Ping(), 0).hex(" ")
     assert example in page
