@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dualpath.transport import dial
-from dualpath.transport.dial import Tcp
+from dualpath.transport.dial import Dialer, Tcp
 from dualpath.wire.messages import Lane
 
 TIMEOUT_S = 0.6
@@ -76,3 +76,7 @@ def test_a_name_without_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     resolve_to([], monkeypatch)
     with pytest.raises(OSError, match=r"pool\.example has no address"):
         connect()
+
+
+def test_the_key_is_not_in_what_a_dialer_says_of_itself() -> None:
+    assert "secret" not in repr(Dialer(Tcp("pool.example", 7700), b"secret" * 8, "tenant", TIMEOUT_S))

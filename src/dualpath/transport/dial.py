@@ -169,7 +169,7 @@ class Dialer:
     """How a peer connects to its node."""
 
     address: Tcp | Unix
-    key: bytes | None
+    key: bytes | None = field(repr=False)  # never in a log
     tenant: str
     connect_timeout_s: float
     owner: bytes = b""
