@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -61,6 +62,20 @@ def test_a_write_to_nowhere_that_has_not_come_takes_no_memory(wire: Wire) -> Non
     assert places is not None
     assert sum(place.nbytes for place in places) == 1 << 28
     assert process.memory_info().rss - before < 1 << 26
+
+
+def test_a_view_of_very_many_layers_takes_little_more_than_its_blocks() -> None:
+    service = PoolService(KIB * KIB, arena_type=Arena)
+    wire, layers = Wire(service, owner=b"a"), 4096
+    wire.put(key(1), [bytes(4)] * layers, tokens=1)
+    geometry = Geometry(1, 1, 1, 1, "float32", True)
+    tracemalloc.start()
+    for view in range(8):
+        assert wire.call(ExtendView(view, 0, geometry, [ViewBlock(key(1), 0, 1)]))[0].outcomes == [OK]
+    assert tracemalloc.get_traced_memory()[0] < 8 * 4 * 8 * layers
+    tracemalloc.stop()
+    wire.close()
+    service.close()
 
 
 def test_what_was_written_is_read(wire: Wire) -> None:

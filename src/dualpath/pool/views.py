@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _FIRST_ROOM = 64
+_FIRST_OFFSETS = 8192  # of a view's first room, over all layers: a view of very many layers begins with less
 LARGEST = 1 << 31
 LAST_POSITION = 1 << 62
 """Counts and positions in a request are below these, so that what is computed from them fits int32 and int64."""
@@ -232,7 +233,7 @@ class View:
         old, self.layers = self._offsets, layers
         room = 0 if self._tokens is None else len(self._tokens)
         if self.count + more > room or (old is not None and old.shape[0] != layers):
-            room = max(_FIRST_ROOM, 2 * (self.count + more))
+            room = max(min(_FIRST_ROOM, _FIRST_OFFSETS // max(1, layers)), 2 * (self.count + more))
             offsets = np.full((layers, room), -1, np.int64)
             tokens, position = np.zeros(room, np.int32), np.zeros(room, np.int64)
             if self.count:
