@@ -11,7 +11,7 @@ import time
 import psutil
 import pytest
 
-from dualpath.errors import DeadlineError, UnreachableError
+from dualpath.errors import DeadlineError, UnreachableError, UsageError
 from dualpath.testing.transport_case import PATIENCE_S
 from dualpath.transport.calls import CallConnection
 from dualpath.transport.stream import Stream
@@ -316,6 +316,19 @@ def test_a_large_payload_that_dribbles_in_is_received_to_its_last_byte(size, tim
             stream.recv_into(into, deadline)
         thread.join(PATIENCE_S)
     assert b"".join(into) == sent
+
+
+def test_memory_that_cannot_be_used_costs_its_call_alone(ends):
+    calls, now = CallConnection(Stream(ends[0]), "n"), time.monotonic()
+    other = calls.start(Ping(), (), now + PATIENCE_S)
+    with pytest.raises(TypeError, match="C-contiguous"):
+        calls.start(Ping(), [memoryview(bytes(8))[::2]], now + PATIENCE_S)
+    for into in (memoryview(bytes(8)), [memoryview(bytearray(8)), memoryview(bytes(8))]):
+        with pytest.raises(UsageError, match="read-only"):
+            calls.start(Ping(), (), now + PATIENCE_S, into)
+    ends[1].sendall(encode(other.request_id, Done()))
+    assert other.result()[0] == Done()
+    assert calls.usable()
 
 
 def test_a_payload_that_has_not_come_takes_no_memory(ends, monkeypatch):

@@ -22,15 +22,25 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from dualpath.errors import DeadlineError, PeerError, ProtocolError, UnreachableError
+from dualpath.errors import DeadlineError, PeerError, ProtocolError, UnreachableError, UsageError
 from dualpath.transport.base import Destination
-from dualpath.transport.stream import NAP_S, Stream, size_of
+from dualpath.transport.stream import NAP_S, Stream, byte_views, size_of
 from dualpath.transport.timeouts import DeadlinePassed
 from dualpath.wire.failures import error_of
 from dualpath.wire.frames import Head
 from dualpath.wire.messages import Failure, Mapped, Message
 
 _EMPTY = memoryview(b"")
+
+
+def _writable(into: Destination | None) -> Destination | None:
+    """Return `into` as flat bytes. Raises `UsageError` for what cannot be written to."""
+    if into is None:
+        return None
+    views = byte_views([into] if isinstance(into, memoryview) else into)
+    if any(view.readonly and view.nbytes for view in views):
+        raise UsageError("a reply cannot be received into memory that is read-only")
+    return views[0] if isinstance(into, memoryview) else views
 
 
 class PendingCall:
@@ -111,8 +121,12 @@ class CallConnection:
     def start(
         self, message: Message, payload: Sequence[Any], deadline: float, into: Destination | None = None
     ) -> PendingCall:
-        """Send a request. Errors are kept for `PendingCall.result`."""
-        pending = PendingCall(self, self.node, deadline, into)
+        """Send a request. Errors are kept for `PendingCall.result`.
+
+        Raises `UsageError` or `TypeError` for memory that cannot be sent or written to: that concerns this call alone.
+        """
+        payload = byte_views(payload)
+        pending = PendingCall(self, self.node, deadline, _writable(into))
         if not self._sending.acquire(blocking=False) and not self._sending.acquire(
             timeout=max(0.0, deadline - time.monotonic())
         ):

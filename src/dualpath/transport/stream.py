@@ -37,8 +37,8 @@ MAX_DESCRIPTORS = 4
 NAP_S = 0.25  # the longest that a receive with a deadline sleeps before it looks at the clock again
 YIELD_S = 0.01  # a sender that cannot send looks again after this, while another thread receives
 _LARGE = 256 << 10  # from here on, waking up for every few segments costs more than setting a timeout
-_VIEW, _FLAT = {memoryview}, {(1, "B")}  # bytes of another kind cannot be assigned to these
-_shape = attrgetter("ndim", "format")
+_VIEW, _FLAT = {memoryview}, {(1, "B", True)}  # bytes of another kind cannot be assigned to these
+_shape = attrgetter("ndim", "format", "c_contiguous")
 _WAITALL, _DONTWAIT = int(socket.MSG_WAITALL), int(socket.MSG_DONTWAIT)
 
 
@@ -60,7 +60,7 @@ def room(count: int) -> memoryview:
     return memoryview(np.empty(count, np.uint8))
 
 
-def _byte_views(buffers: Sequence[Any]) -> list[memoryview]:
+def byte_views(buffers: Sequence[Any]) -> list[memoryview]:
     """Return the buffers as flat bytes."""
     if set(map(type, buffers)) <= _VIEW and set(map(_shape, buffers)) <= _FLAT:
         return list(buffers)
@@ -152,7 +152,7 @@ class Stream:
         given, is called before each. Raises `OSError` when the connection is gone. After an error a part may be sent;
         after `DeadlinePassed` another frame may still follow, unless the stream is `torn`.
         """
-        views = _byte_views(payload)
+        views = byte_views(payload)
         left = sum(map(len, views))
         head = encode(request_id, message, left)
         if not left and not descriptors and deadline is None:  # nearly always true of a request
@@ -283,7 +283,7 @@ class Stream:
 
     def recv_into(self, buffers: Sequence[Any], deadline: float | None = None) -> None:
         """Fill `buffers` with payload bytes. Together the calls after a head must take its whole payload."""
-        views, start = _byte_views(buffers), 0
+        views, start = byte_views(buffers), 0
         left = sum(map(len, views))
         while left and self._from < self._to:
             count = min(len(views[start]), self._to - self._from)
