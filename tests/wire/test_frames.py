@@ -1,6 +1,7 @@
 """Framing: fed whole, one byte at a time, in random pieces, and garbage."""
 
 import contextlib
+import tracemalloc
 
 import msgspec
 import pytest
@@ -177,6 +178,15 @@ def test_decoding_garbage_raises_protocol_errors_only(body):
 def test_deep_nesting_is_refused():
     with pytest.raises(ProtocolError):
         decode_message(b"\x91" * 100_000)
+
+
+def test_what_is_refused_is_not_made_into_objects():
+    body = BODY(["Read", 1, [[0]] * 200_000])
+    tracemalloc.start()
+    with pytest.raises(ProtocolError, match="malformed message Read"):
+        decode_message(body)
+    assert tracemalloc.get_traced_memory()[1] < 2 * len(body)
+    tracemalloc.stop()
 
 
 def test_message_over_the_limit_is_not_sent():

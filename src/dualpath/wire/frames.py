@@ -82,16 +82,27 @@ def decode_message(body: bytes | bytearray | memoryview) -> Message:
         raise ProtocolError(f"message is not msgpack: {error}") from None
 
 
+class _Start(msgspec.Struct, frozen=True, array_like=True):
+    """The beginning of any message. What follows is looked at, but not made into objects: it may be millions."""
+
+    tag: msgspec.Raw = msgspec.Raw(b"\xc0")
+
+
+_start: msgspec.msgpack.Decoder[_Start] = msgspec.msgpack.Decoder(_Start)
+
+
 def _refuse(body: bytes | bytearray | memoryview, error: msgspec.ValidationError) -> NoReturn:
     """Raise for a message that is msgpack but not one of ours."""
+    tag = ""
     try:
-        fields = msgspec.msgpack.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError, TypeError) as again:
+        tag = msgspec.msgpack.decode(_start.decode(body).tag, type=str)
+    except msgspec.ValidationError:  # no array, or nothing that could be a name
+        pass
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as again:
         raise ProtocolError(f"message is not msgpack: {again}") from None
-    tag = fields[0] if isinstance(fields, list) and fields and isinstance(fields[0], str) else None
-    if tag is not None and tag not in _TAGS:
+    if tag and tag not in _TAGS:
         raise ProtocolError(f"unknown message {tag[:64]!r}") from None
-    raise ProtocolError(f"malformed message {tag or ''}: {error}") from None
+    raise ProtocolError(f"malformed message {tag}: {error}") from None
 
 
 class HeadParser:
