@@ -14,10 +14,11 @@ import pytest
 from dualpath.errors import PoolFullError, UsageError
 from dualpath.pool.arena import Arena
 from dualpath.pool.blocks import Block
-from dualpath.pool.service import MANY_KEYS, PoolService
+from dualpath.pool.service import MANY_KEYS, MOST_NAMED, PoolService
 from dualpath.testing.node import DirectConnection as Wire
 from dualpath.testing.node import FakeClock
 from dualpath.testing.node import block_key as key
+from dualpath.transport.peer import WRITE_ITEMS
 from dualpath.wire.messages import (
     Abort,
     BlockKey,
@@ -76,6 +77,26 @@ def test_a_view_of_very_many_layers_takes_little_more_than_its_blocks() -> None:
     tracemalloc.stop()
     wire.close()
     service.close()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Prepare([item(1)] * (MOST_NAMED + 1)),
+        Write(1, [SlotRef(0, 1)] * (MOST_NAMED + 1)),
+        Read(1, [SlotRef(0, 1)] * (MOST_NAMED + 1)),
+        Renew([1] * (MOST_NAMED + 1), 1.0),
+        *(kind([key(1)] * (MOST_NAMED + 1)) for kind in (Commit, Abort, Drop)),
+        Resolve([key(1)] * (MOST_NAMED + 1), 1.0),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_a_request_that_names_too_much_is_refused(wire: Wire, message: Any) -> None:
+    payload = bytes(MOST_NAMED + 1) if isinstance(message, Write) else b""
+    with pytest.raises(UsageError, match="may name"):
+        wire.call(message, payload)
+    assert wire.call(Renew([1] * MOST_NAMED, 1.0))[0].outcomes == [LOST] * MOST_NAMED
+    assert WRITE_ITEMS <= MOST_NAMED
 
 
 def test_what_was_written_is_read(wire: Wire) -> None:

@@ -41,6 +41,14 @@ MAX_VIEWS = 65536
 MANY_KEYS = 64
 """A request that names more than this many blocks is work, not a message: docs/adr/0006-real-time-threads.md."""
 
+MOST_NAMED = 1 << 17
+"""No request names more than this many things: each is looked up under the lock, for which all other clients wait."""
+_NAMING = {
+    wire.Prepare: "items", Write: "refs", wire.Commit: "keys", wire.Abort: "keys", wire.Resolve: "keys",
+    wire.Renew: "leases", wire.Read: "refs", wire.Drop: "keys", wire.ExtendView: "blocks", wire.Attend: "queries",
+    wire.Rank: "queries",
+}  # fmt: skip
+
 
 @dataclass
 class Landing:
@@ -106,6 +114,7 @@ class PoolService:
         name = type(message).__name__.lower()
         if answer is None:
             raise UsageError(f"{name} is not a request to a pool node")
+        _check_named(message)
         started, received = time.perf_counter(), payload.nbytes
         if self._client(session).landing is not None and isinstance(message, Write):
             received = message.slot_bytes * len(message.refs)
@@ -129,6 +138,7 @@ class PoolService:
         """Let the bytes of a `Write` land in their slots; those of a slot that is not the writer's land nowhere."""
         if not isinstance(message, Write) or payload_bytes != message.slot_bytes * len(message.refs):
             return None
+        _check_named(message)
         landing = self._begin_write(session, message)
         self._client(session).landing = landing
         return self._places(session, landing)
@@ -315,6 +325,12 @@ class PoolService:
         """Called by the store, under the lock."""
         arena = self._arenas[tenant, slot_bytes] = self._arena_type(slots, slot_bytes)
         return arena
+
+
+def _check_named(message: Message) -> None:
+    field = _NAMING.get(type(message))
+    if field is not None and (count := len(getattr(message, field))) > MOST_NAMED:
+        raise UsageError(f"a request may name {MOST_NAMED} things, not {count}", hint="split the request")
 
 
 def _names_many(message: Message) -> bool:

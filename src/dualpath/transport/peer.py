@@ -39,7 +39,7 @@ from dualpath.wire.messages import Lane, Message, Outcome, Outcomes, SlotRef, We
 
 _log = logging.getLogger(__name__)
 _Peer = TypeVar("_Peer", bound="StreamPeer")  # `typing.Self` needs Python 3.11
-WRITE_BYTES = 4 << 20
+WRITE_BYTES, WRITE_ITEMS = 4 << 20, 1 << 16  # of one request
 RAIL_CONNECT_TIMEOUT_S = 0.5  # where there is another rail to try
 CLOSE_S = 1.0  # how long `close` waits at most, for threads that wait for the kernel to connect
 _LAYOUT, _READONLY = attrgetter("nbytes", "ndim", "format", "c_contiguous"), attrgetter("readonly")
@@ -313,7 +313,7 @@ class StreamPeer:
         """Fill prepared slots from `sources`, and wait until the node has them. A `PeerError` is logged, not raised."""
         views = check_transfer(refs, sources, slot_bytes, writable=False)
         deadline = time.monotonic() + timeout_s
-        step = max(1, WRITE_BYTES // slot_bytes)
+        step = min(WRITE_ITEMS, max(1, WRITE_BYTES // slot_bytes))
         calls: list[tuple[int, PendingCall | FailoverCall]] = []
         for first in range(0, len(refs), step):
             part = list(refs[first : first + step])
