@@ -254,11 +254,24 @@ def test_bounds_are_computed_once_and_go_with_the_block(
     assert len(computed) == 18
     views_here = wire.session.state["pool"].views
     block = weakref.ref(views_here[1].held[7])
-    assert block().bounds.keys() == {(GQA, 1), (GQA, 0)}
+    assert {layer: geometry for layer, (geometry, _) in block().bounds.items()} == {1: GQA, 0: GQA}
     wire.call(DropView(1))
     wire.call(Drop([one.key for one in a.blocks]))
     gc.collect()
     assert block() is None
+
+
+def test_bounds_of_many_geometries_are_not_kept_beside_each_other(wire: DirectConnection) -> None:
+    slot = bytes(views.slot_bytes(Geometry(1, 64, 1, 4, "float32", True)))
+    blocks = [ViewBlock(block_key(number), 4 * number, 4) for number in range(2)]
+    for one in blocks:
+        wire.put(one.key, [slot])
+    for value_dim in range(1, 33):
+        geometry = Geometry(1, 64, value_dim, 4, "float32", True)
+        wire.call(ExtendView(value_dim, 0, geometry, blocks))
+        assert wire.call(Rank(0, 1, 1.0, 0.5, [ViewQuery(value_dim, 2, 1, 8)]), bytes(256))[0].outcomes == [OK]
+    held = wire.session.state["pool"].views[1].held
+    assert [len(block.bounds) for block in held] == [1, 1]
 
 
 @pytest.mark.parametrize("fraction", [0.0, -1.0, 1.5, float("nan"), float("inf")])

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 class Block:
     """One block at this node: its slots in layer order, and all that keeps it.
 
-    `bounds`: those of its keys, by geometry and layer, as far as somebody has asked for them (see `attention.bounds`).
+    `bounds`: those of its keys, by layer, as far as somebody has asked for them (see `attention.bounds`), with the
+    geometry that was asked for: the latest, as memory for any number of them is not in the capacity.
     """
 
     tenant: str
@@ -34,7 +35,7 @@ class Block:
     pins: set[Owner] = field(default_factory=set)
     prepared_by: Owner | None = None
     prepared_at: int = UNORDERED  # serial of the newest request that wanted it while it is prepared
-    bounds: dict[tuple[Geometry, int], NDArray[np.float32]] = field(default_factory=dict)
+    bounds: dict[int, tuple[Geometry, NDArray[np.float32]]] = field(default_factory=dict)
 
     @property
     def bytes(self) -> int:

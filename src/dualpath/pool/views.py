@@ -206,14 +206,15 @@ class View:
         block = self._blocks[index]
         if block is None:
             return None
-        known = block.bounds.get((self.geometry, layer))
-        if known is None:
-            offset = int(self._offsets[layer, index])
-            # of all its tokens, since another view may mean more of them than this one
-            tokens = min(block.tokens, self.geometry.block_tokens)
-            known = key_bounds(buffer[offset : offset + self.slot_bytes], self.geometry, tokens)
-            block.bounds[self.geometry, layer] = known
-        return known
+        known = block.bounds.get(layer)
+        if known is not None and known[0] == self.geometry:
+            return known[1]
+        offset = int(self._offsets[layer, index])
+        # of all its tokens, since another view may mean more of them than this one
+        tokens = min(block.tokens, self.geometry.block_tokens)
+        found = key_bounds(buffer[offset : offset + self.slot_bytes], self.geometry, tokens)
+        block.bounds[layer] = (self.geometry, found)
+        return found
 
     def _slice(self, layer: int, start: int, stop: int) -> Slice:
         if self.layers:
