@@ -162,7 +162,7 @@ def test_reads_are_lost_when_every_connection_was_tried():
 
 def test_connections_that_end_together_do_not_lose_a_read():
     lane = ReadLane(Dialer(Tcp("10.0.0.2", 1), None, "t", 1.0), Lane.PREFETCH, 2, lambda *_: None)
-    lane._started = True  # its threads are played by this one
+    lane._started = lane._all_run = True  # its threads are played by this one
     ticket = ReadTicket(1, time.monotonic() + 10, None)
     ticket.hold(1)
     gone, (one, two) = UnreachableError("reset"), lane.readers
@@ -194,7 +194,7 @@ def played():
     rails = [Dialer(Tcp(f"10.0.{n}.2", 1), None, "t", 1.0, rail=f"r{n}") for n in range(3)]
     lane = ReadLane(rails[0], Lane.PREFETCH, 1, lambda *_: None)
     lane.spread(rails)
-    lane._started = True
+    lane._started = lane._all_run = True
     with ExitStack() as opened:
 
         def connect(reader):
@@ -245,7 +245,7 @@ def test_a_rail_leaves_a_read_with_which_it_ended_to_one_that_works(played):
 
 def test_connections_that_are_shut_down_here_use_up_no_tries():
     lane = ReadLane(Dialer(Tcp("10.0.0.2", 1), None, "t", 1.0), Lane.PREFETCH, 1, lambda *_: None)
-    lane._started = True  # its threads are played by this one
+    lane._started = lane._all_run = True  # its threads are played by this one
     ticket = ReadTicket(1, time.monotonic() + 10, None)
     ticket.hold(1)
     gone, (reader,) = UnreachableError("reset"), lane.readers
@@ -276,7 +276,7 @@ def test_a_read_that_has_ended_is_not_queued_again():
 
 def test_a_read_whose_deadline_passes_before_it_is_queued_drains():
     lane = ReadLane(Dialer(Tcp("10.0.0.2", 1), None, "t", 1.0), Lane.PREFETCH, 2, lambda *_: None)
-    lane._started = True  # its threads are played by this one
+    lane._started = lane._all_run = True  # its threads are played by this one
     ticket = ReadTicket(1, time.monotonic() + 10, None)
     ticket.hold(1)
     lane.abort(ticket, Outcome.TIMEOUT, None)
@@ -304,7 +304,7 @@ class Interleaved:
 @pytest.mark.parametrize("who", ["cancel", "watch"])
 def test_who_gives_up_a_connection_leaves_the_one_after_it_alone(who, monkeypatch):
     lane = ReadLane(Dialer(Tcp("10.0.0.2", 1), None, "t", 1.0), Lane.PREFETCH, 2, lambda *_: None)
-    lane._started = True  # its threads are played by this one
+    lane._started = lane._all_run = True  # its threads are played by this one
     ticket = ReadTicket(1, time.monotonic() + 10, None)
     ticket.hold(1)
     one, two = lane.readers

@@ -3,8 +3,10 @@
 # ruff: noqa: D102  the names of tests say what they test; seeded noise is wanted
 from __future__ import annotations
 
+import threading
 from contextlib import closing
 from typing import Any
+from unittest import mock
 
 from dualpath.errors import AuthError, DeadlineError, UnreachableError, UsageError
 from dualpath.testing.transport_case import (
@@ -25,6 +27,25 @@ from dualpath.wire.messages import Done, Ping
 
 class EndingTests(TransportCase):
     """Deadlines, cancelling, killed and stopped nodes, restarts, closing, keys."""
+
+    # --- no threads ----------------------------------------------------------------------------------------------
+
+    def test_a_lack_of_threads_costs_a_read_and_not_the_peer(self) -> None:
+        start = threading.Thread.start
+        for missing in (("read-", "mapped-"), ("read-watchdog",), ("read-prefetch", "mapped-")):
+
+            def refused(thread: threading.Thread, missing: tuple[str, ...] = missing) -> None:
+                if thread.name.startswith(missing):
+                    raise RuntimeError("can't start new thread")
+                start(thread)
+
+            with self.pair(8, 4096) as (_, peer):
+                with mock.patch.object(threading.Thread, "start", refused):
+                    ticket = peer.read(refs(2), buffers(2, 4096), slot_bytes=4096, timeout_s=PATIENCE_S)
+                    assert finish(ticket) == [Outcome.LOST] * 2
+                    assert isinstance(ticket.error, UnreachableError)
+                again = peer.read(refs(2), buffers(2, 4096), slot_bytes=4096, timeout_s=PATIENCE_S)
+                assert finish(again) == [Outcome.OK] * 2
 
     # --- deadlines and cancelling --------------------------------------------------------------------------------
 

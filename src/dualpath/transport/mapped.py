@@ -28,6 +28,7 @@ from dualpath.transport.base import OnItems, Service, Ticket
 from dualpath.transport.dial import Unix
 from dualpath.transport.mapping import Mapping
 from dualpath.transport.peer import StreamPeer, check_transfer
+from dualpath.transport.reads import NO_THREAD
 from dualpath.transport.receiver import PIECE_BYTES
 from dualpath.transport.requests import ReadRequest, lose, split
 from dualpath.transport.server import StreamServer
@@ -64,7 +65,6 @@ class MappedPeer(StreamPeer):
         self._copiers = [
             threading.Thread(target=self._copy, name=f"mapped-copy-{n}", daemon=True) for n in range(copiers)
         ]
-        self._copying = False
 
     def mapping(self, slot_bytes: int) -> Mapping:
         """Return the arena for slots of this size and its generations: the same object until the node restarts.
@@ -106,32 +106,37 @@ class MappedPeer(StreamPeer):
             ticket.hold(len(requests))
             ticket.abort = ticket.settle_all
             ticket.ended = self._watchdog.forget
-            self._watchdog.watch(ticket)
-            with self._mapping_lock:
-                closed = self._closed
-                if not closed:
-                    if not self._copying:
-                        self._copying = True
-                        for thread in self._copiers:
-                            thread.start()
-                    for request in requests:
-                        self._jobs.put(request)
-            if closed:
-                lose(requests, UnreachableError(f"{self._node}: this peer is closed", node=self._node))
+            try:
+                self._watchdog.watch(ticket)
+                self._submit(requests)
+            except RuntimeError:
+                lose(requests, UnreachableError(f"{self._node}: {NO_THREAD}", node=self._node))
         return ticket
+
+    def _submit(self, requests: Sequence[ReadRequest]) -> None:
+        """Have the copiers take these. Raises `RuntimeError` if not all of them run: next time, perhaps."""
+        with self._mapping_lock:
+            closed = self._closed
+            if not closed:
+                for thread in self._copiers:
+                    if thread.ident is None:
+                        thread.start()
+                for request in requests:
+                    self._jobs.put(request)
+        if closed:
+            lose(requests, UnreachableError(f"{self._node}: this peer is closed", node=self._node))
 
     def close(self) -> None:
         """Close the connection, end the threads, forget the mappings (memory goes with the last array over it)."""
         with self._mapping_lock:
             self._closed = True
-            copying, self._copying = self._copying, False
         super().close()
-        if copying:
-            for _ in self._copiers:
-                self._jobs.put(None)
-            for thread in self._copiers:
-                if thread is not threading.current_thread():
-                    thread.join()
+        running = [thread for thread in self._copiers if thread.ident is not None]
+        for _ in running:
+            self._jobs.put(None)
+        for thread in running:
+            if thread is not threading.current_thread():
+                thread.join()
         self._mappings.clear()
 
     # --- copying -------------------------------------------------------------------------------------------------

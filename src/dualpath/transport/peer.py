@@ -29,8 +29,8 @@ from dualpath.transport.calls import CallConnection, PendingCall
 from dualpath.transport.dial import CALLER_USER_TIMEOUT_MS, RAILED_USER_TIMEOUT_MS, Dialer, Tcp, Unix
 from dualpath.transport.failover import FailoverCall, tries_over
 from dualpath.transport.rails import MAX_RAILS, Rail, RailState, rails_to
-from dualpath.transport.reads import ReadLane
-from dualpath.transport.requests import split
+from dualpath.transport.reads import NO_THREAD, ReadLane
+from dualpath.transport.requests import lose, split
 from dualpath.transport.stall import StallWatch
 from dualpath.transport.stream import Stream
 from dualpath.transport.ticket import ReadTicket, Watchdog
@@ -165,7 +165,8 @@ class StreamPeer:
             lane.spread(rails)
         self._rails = rails
         if len(rails) > 1 and self._stall_watch is None:
-            self._stall_watch = StallWatch(self._node, tuple(self._lanes.values()))
+            with contextlib.suppress(RuntimeError):  # without a thread for it, deadlines decide
+                self._stall_watch = StallWatch(self._node, tuple(self._lanes.values()))
 
     def _is_node(self, welcome: Welcome) -> bool:
         """Whether who answers over another rail is who answered over the first."""
@@ -295,7 +296,11 @@ class StreamPeer:
             ticket.hold(len(requests))
             ticket.abort = lambda outcome, error: queue.abort(ticket, outcome, error)
             ticket.ended = self._watchdog.forget
-            self._watchdog.watch(ticket)
+            try:
+                self._watchdog.watch(ticket)
+            except RuntimeError:  # no read goes without its deadline
+                lose(requests, UnreachableError(f"{self._node}: {NO_THREAD}", node=self._node))
+                return ticket
             queue.submit(requests)
             if self._stall_watch is not None:
                 self._stall_watch.wake()

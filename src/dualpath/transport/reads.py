@@ -24,6 +24,7 @@ Locks: `ReadLane.lock` guards the queue and every connection's table; nothing is
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -38,6 +39,7 @@ from dualpath.transport.ticket import ReadTicket
 from dualpath.wire.messages import Lane, Outcome, Welcome
 
 RETRY_S = 0.5  # before a connection is tried again while another one works
+NO_THREAD = "this process can start no more threads"
 
 
 class ReadLane:
@@ -56,7 +58,7 @@ class ReadLane:
         self._node = str(dialer.address)
         self._first = dialer
         self._connections = connections
-        self._started = False
+        self._started = self._all_run = False  # any of the threads, all of them
         self._retired: list[Receiver] = []
 
     def spread(self, rails: Sequence[Dialer]) -> None:
@@ -84,8 +86,7 @@ class ReadLane:
             self._retired = [reader for reader in self._retired if reader.thread.is_alive()] + gone
             self.work.notify_all()
             if self._started:
-                for reader in fresh:
-                    reader.thread.start()
+                self._start()
         for reader in gone:
             reader.shutdown()
 
@@ -116,16 +117,15 @@ class ReadLane:
         """Queue the requests of a read, and send what the connections have room for."""
         sends = []
         with self.lock:
+            refusal = "this peer is closed"
             over = self.closed or any(request.ticket.settled for request in requests)  # nobody ends it a second time
+            if not over and not self._all_run and not self._start():
+                over, refusal = True, NO_THREAD
             if not over:
                 for request in requests:
                     self.submitted += 1
                     request.number = self.submitted
                     self.queue.append(request)
-                if not self._started:
-                    self._started = True
-                    for reader in self.readers:
-                        reader.thread.start()
                 idlest = min(self.readers, key=Receiver.load)
                 while (taken := idlest.take()) is not None:
                     sends.append((idlest, taken))
@@ -136,9 +136,20 @@ class ReadLane:
                     if self.wanted or self.queue:
                         self.work.notify_all()
         if over:
-            lose(requests, UnreachableError(f"{self._node}: this peer is closed"))
+            lose(requests, UnreachableError(f"{self._node}: {refusal}"))
         for reader, taken in sends:
             reader.send(*taken)
+
+    def _start(self) -> bool:
+        """Start the threads that do not run yet, and return whether any does: there may be no more to be had. Under the
+        lock."""
+        for reader in self.readers:
+            if reader.thread.ident is None:
+                with contextlib.suppress(RuntimeError):
+                    reader.thread.start()
+        self._all_run = all(reader.thread.ident for reader in self.readers)
+        self._started = any(reader.thread.ident for reader in self.readers)
+        return self._started
 
     def abort(self, ticket: ReadTicket, outcome: Outcome, error: PeerError | None) -> None:
         """End an operation early. Its items get `outcome`; it drains as soon as its connections have been shut down."""

@@ -187,15 +187,16 @@ class Watchdog:
         self._thread: threading.Thread | None = None
 
     def watch(self, ticket: ReadTicket) -> None:
-        """From now on, `ticket.abort` runs when its deadline passes."""
+        """From now on, `ticket.abort` runs when its deadline passes. Raises `RuntimeError` if no thread can be had."""
         if self._closed:
             return
         self._tickets.add(ticket)  # before the look at `_wake_at`, which the thread sets before it looks at the tickets
         if ticket.deadline < self._wake_at:
             with self._changed:
                 if self._thread is None:
-                    self._thread = threading.Thread(target=self._run, name="read-watchdog", daemon=True)
-                    self._thread.start()
+                    thread = threading.Thread(target=self._run, name="read-watchdog", daemon=True)
+                    thread.start()
+                    self._thread = thread
                 self._wake_at = min(self._wake_at, ticket.deadline)
                 self._changed.notify()
 
