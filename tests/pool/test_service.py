@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from dualpath.errors import PoolFullError, UsageError
+from dualpath.pool import service as service_module
 from dualpath.pool.arena import Arena
 from dualpath.pool.blocks import Block
 from dualpath.pool.service import MANY_KEYS, MOST_NAMED, PoolService
@@ -77,6 +78,20 @@ def test_a_view_of_very_many_layers_takes_little_more_than_its_blocks() -> None:
     tracemalloc.stop()
     wire.close()
     service.close()
+
+
+def test_a_write_for_which_there_is_no_memory_keeps_nothing(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    refs = wire.call(Prepare([item(1)]))[0].refs[0]
+
+    def no_room(count: int) -> memoryview:
+        raise MemoryError
+
+    monkeypatch.setattr(service_module, "room", no_room)
+    with pytest.raises(MemoryError):
+        wire.call(Write(KIB, [*refs, SlotRef(99, 1)]), bytes(3 * KIB))
+    assert wire.call(Write(KIB, refs), bytes(2 * KIB))[0].outcomes == [OK, OK]
+    wire.call(Abort([key(1)]))
+    assert wire.service.stats()["used_bytes"] == 0
 
 
 @pytest.mark.parametrize(

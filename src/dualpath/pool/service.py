@@ -52,10 +52,11 @@ _NAMING = {
 
 @dataclass
 class Landing:
-    """A write whose bytes are being received: the request, and per slot its held block."""
+    """A write whose bytes are being received: the request, per slot its held block, and where the bytes go."""
 
     request: Write
     blocks: list[Block | None]
+    places: list[memoryview]
 
 
 @dataclass
@@ -139,9 +140,8 @@ class PoolService:
         if not isinstance(message, Write) or payload_bytes != message.slot_bytes * len(message.refs):
             return None
         _check_named(message)
-        landing = self._begin_write(session, message)
-        self._client(session).landing = landing
-        return self._places(session, landing)
+        landing = self._client(session).landing = self._begin_write(session, message)
+        return landing.places
 
     def closed(self, session: Session) -> None:
         """Drop the connection's views, and with the client's last one what that had prepared."""
@@ -190,7 +190,7 @@ class PoolService:
                 raise UsageError(f"a write of {len(message.refs)} slots has {payload.nbytes} bytes, not {expected}")
             landing = self._begin_write(session, message)
             start = 0
-            for place in self._places(session, landing):
+            for place in landing.places:
                 place[:] = payload[start : start + place.nbytes]
                 start += place.nbytes
         with self._lock:
@@ -298,15 +298,20 @@ class PoolService:
     def _begin_write(self, session: Session, message: Write) -> Landing:
         client = self._client(session)
         with self._lock:
-            return Landing(message, self._store.begin_write(client.connection, message.slot_bytes, message.refs))
+            blocks = self._store.begin_write(client.connection, message.slot_bytes, message.refs)
+        try:
+            return Landing(message, blocks, self._places(session, message, blocks))
+        except BaseException:  # no memory for what lands nowhere
+            with self._lock:
+                self._store.end_write(message.refs, blocks, complete=False)
+            raise
 
-    def _places(self, session: Session, landing: Landing) -> list[memoryview]:
-        slot_bytes = landing.request.slot_bytes
-        arena = self._arenas.get((session.tenant, slot_bytes))
-        nowhere = room(slot_bytes) if None in landing.blocks else memoryview(b"")
+    def _places(self, session: Session, message: Write, blocks: Sequence[Block | None]) -> list[memoryview]:
+        arena = self._arenas.get((session.tenant, message.slot_bytes))
+        nowhere = room(message.slot_bytes) if None in blocks else memoryview(b"")
         return [
             nowhere if arena is None or block is None else arena.view(ref.slot)
-            for ref, block in zip(landing.request.refs, landing.blocks, strict=True)
+            for ref, block in zip(message.refs, blocks, strict=True)
         ]
 
     def _buffer(self, session: Session, message: wire.Attend | wire.Rank, views: dict[int, View]) -> NDArray[np.uint8]:
