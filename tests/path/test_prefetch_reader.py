@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from dualpath.path import reader as reader_module
 from dualpath.path.arena import Budget, LocalArena
 from dualpath.path.metrics import PathMetrics
 from dualpath.path.prefetch_reader import PrefetchReader
+from dualpath.path.trace import replay
 from dualpath.transport.base import Outcome
 
 SLOT = 4096
@@ -183,3 +185,31 @@ def test_reads_that_do_not_come_are_cancelled_in_the_end(monkeypatch: pytest.Mon
     reader.end()
     assert cancelled == node.tickets != []
     assert arena.used_bytes == 0
+
+
+def test_what_was_read_ahead_in_vain_is_read_again_by_the_next_step() -> None:
+    """A node was silent for longer than the deadline while no step was under way, and answers again by now."""
+
+    class Silent(Node):
+        def time_out(self) -> None:
+            for ticket in self.tickets:
+                ticket.drained = True
+                ticket.outcomes[:] = [Outcome.TIMEOUT] * len(ticket.outcomes)
+                ticket.on_items(0, ticket.outcomes)
+            self.tickets.clear()
+
+    arena, node, file = LocalArena(SLOT, 8 * SLOT), Silent(), io.StringIO()
+    pool: Any = SimpleNamespace(nodes=[node])
+    layout: Any = None
+    metrics = PathMetrics()
+    reader = PrefetchReader(pool, arena, layout, metrics, 1.0, trace=file)
+    plan = plan_of(arena, range(1, 6))
+    reader.begin([plan], reserve=0, wrap=True)
+    node.time_out()
+    node.ready = True
+    reader.begin([plan], reserve=0, wrap=False)
+    assert sum(run.hi - run.lo for run in reader.runs(plan, 0)) == 5
+    assert (metrics.fetched_bytes, metrics.wasted_bytes) == (5 * SLOT, 0)
+    reader.end()
+    assert arena.used_bytes == 0
+    assert replay(file.getvalue().splitlines()).first_difference == ""

@@ -81,6 +81,7 @@ class PrefetchReader:
         if signature != self._signature:
             self._signature = signature
             self._build(plans)
+        self._forget_failed()
         self._discard(self._policy.begin(self._schedule, wrap=wrap))
         self._discard(self._policy.shrink(self._allowed()))  # a window that narrows gives up nothing that is held
         self.flights.await_room(self._reserve)
@@ -173,6 +174,15 @@ class PrefetchReader:
                 self._schedule.append(item)
             self._by_layer[(plan.index, index)] = row
         self._largest = max((item.bytes for item in self._schedule), default=0)
+
+    def _forget_failed(self) -> None:
+        """What was read ahead and did not come is asked for again: its node may answer by now."""
+        came = (None, Outcome.OK)
+        failed = [item for item in self._policy.held.values() if item.what.outcome not in came]
+        for item in failed:
+            self.flights.bury(self._policy.let_go(item.key).what)
+        if failed:
+            self._schedule = list(self._schedule)  # another one to the policy, which walks it from its first block
 
     def _allowed(self) -> int:
         """Return the bytes that may be held: the budget, less what is spoken for; one block in any case."""
