@@ -13,7 +13,9 @@ import dualpath
 from dualpath.errors import BlockLostError, DeadlineError, PeerError, PoolFullError, UnreachableError, UsageError
 from dualpath.path import DualPath, PathConfig, Scheme
 from dualpath.path.fill import block_bytes
+from dualpath.path.publisher import Publisher
 from dualpath.path.step import Step
+from dualpath.pool.node import PoolNode
 from dualpath.testing.pool import LocalNodes
 from dualpath.wire.messages import Outcome
 
@@ -133,6 +135,35 @@ def test_a_failed_attach_takes_nothing_from_those_before_it(nodes: LocalNodes, m
         with pytest.raises(UsageError):
             [second.close_sequence(d) for _ in range(2)]
         one_step(second, b)
+
+
+@pytest.mark.parametrize(("owner", "name", "calls"), [(PoolNode, "renew", 0), (Publisher, "grown", 2)])
+def test_an_attach_that_is_interrupted_gives_up_what_it_kept_and_no_more(
+    nodes: LocalNodes, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, calls: int
+) -> None:
+    """While leases are ended, and when the sequence owns two of five blocks and the third is just becoming its own."""
+    monkeypatch.setattr("dualpath.path.attach._LEASE_S", 0.0)  # or blocks would outlive this test
+    pool, path = opened(nodes, Scheme.SHARDED, f"interrupted-{name}")
+    with pool, path:
+        a, b = path.open(), path.open()
+        path.fill_random(a, TOKENS, seed=3)
+        kept, made = dict(pool.kept), []
+        call: Any = getattr(owner, name)
+
+        def interrupted(*args: Any) -> Any:
+            if len(made) == calls:
+                raise KeyboardInterrupt
+            made.append(call(*args))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                path.attach(b, TOKENS)
+        assert path.length(b) == 0
+        assert dict(pool.kept) == kept
+        one_step(path, a)
+        path.close_sequence(a)
+        assert not pool.kept
 
 
 def test_a_lease_that_cannot_be_ended_is_no_failure(nodes: LocalNodes, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from dualpath.wire.messages import BlockKey
 if TYPE_CHECKING:
     from dualpath.kv.ids import BlockId
     from dualpath.path.dualpath import DualPath
+    from dualpath.pool.client import Pool
     from dualpath.wire.messages import SlotRef
 
 _LEASE_S = 10.0  # until the blocks are pinned
@@ -47,18 +48,17 @@ def attach(path: DualPath, sequence: SequenceId, tokens: Sequence[int], *, hot_b
     there = 0
     while there < len(ids) and all(BlockKey(ids[there], g) in found for g in range(len(layout.groups))):
         there += 1
-    places = [found[BlockKey(id, 0)][0] for id in ids[:there]]
+    blocks = [(found[BlockKey(id, 0)][0], id) for id in ids[:there]]
     try:
-        writer.keep(list(zip(places, ids[:there], strict=True)))
-    finally:
-        for node, lease in zip(pool.nodes, leases, strict=False):
-            with contextlib.suppress(PeerError):  # then it runs out by itself
-                node.renew([lease], 0)  # pinned, or not wanted
+        writer.keep(blocks)
+    except BaseException:
+        _end(pool, leases)
+        raise
     room = path.arena.room(Budget.HOT) - layout.open.block_bytes  # one block is left for the tail
     hot = max(0, room if hot_bytes is None else min(room, hot_bytes)) // layout.block_bytes
     size = layout.block_tokens
-    done = 0
     try:
+        _end(pool, leases)  # they are pinned
         for index, id in enumerate(ids[:there]):
             parts = [
                 Part(node=number, refs=refs)
@@ -68,12 +68,21 @@ def attach(path: DualPath, sequence: SequenceId, tokens: Sequence[int], *, hot_b
             if index >= there - hot:
                 _make_hot(path, block)
             path.adopt(sequence, block, list(tokens[index * size : (index + 1) * size]))
-            done += 1
     except BaseException:
-        path.crop(sequence, 0)
-        writer.drop(list(zip(places, ids, strict=False))[done:])
+        adopted = path.length(sequence) // size  # the sequence owns these, and gives them up itself
+        try:
+            path.crop(sequence, 0)
+        finally:
+            writer.drop(blocks[adopted:])
         raise
     return there * size
+
+
+def _end(pool: Pool, leases: Sequence[int]) -> None:
+    """End the lease of each node; one that cannot be told of ends by itself."""
+    for node, lease in zip(pool.nodes, leases, strict=False):
+        with contextlib.suppress(PeerError):
+            node.renew([lease], 0)
 
 
 def _ids(path: DualPath, tokens: Sequence[int]) -> list[BlockId]:
