@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -78,7 +78,9 @@ class CallReader:
             while starts or under_way:
                 while starts and len(under_way) < ahead:
                     lo = starts.popleft()
-                    under_way.append(self._start(entries, lo, min(lo + batch, len(entries)), layer, slots))
+                    hi = min(lo + batch, len(entries))
+                    under_way.append(_Batch(lo, hi, slots.allocate(Budget.WINDOW, hi - lo), []))
+                    self._start(under_way[-1], entries, layer, slots)
                 one = under_way[0]
                 self._finish(one, entries, slots)
                 local = [-1 if e.part.local is None else e.part.local[layer] for e in entries[one.lo : one.hi]]
@@ -87,36 +89,36 @@ class CallReader:
                 slots.free(Budget.WINDOW, one.taken)
                 under_way.popleft()
         finally:
-            for one in under_way:
-                self._give_up(one, slots)
-            self._arena.charge(Budget.WINDOW, -staging)
+            try:
+                self._give_up(under_way, slots)
+            finally:
+                self._arena.charge(Budget.WINDOW, -staging)
 
-    def _start(self, entries: list[Entry], lo: int, hi: int, layer: int, slots: SlotClass) -> _Batch:
-        taken = slots.allocate(Budget.WINDOW, hi - lo)
+    def _start(self, batch: _Batch, entries: list[Entry], layer: int, slots: SlotClass) -> None:
         by_node: dict[int, list[int]] = {}
-        for index, entry in enumerate(entries[lo:hi]):
+        for index, entry in enumerate(entries[batch.lo : batch.hi]):
             if entry.part.local is None:
                 by_node.setdefault(entry.part.node, []).append(index)
-        calls = []
         for number, indices in by_node.items():
-            refs = [refs[layer] for i in indices if (refs := entries[lo + i].part.refs) is not None]
-            into = self._destination(slots, taken, indices)
+            refs = [refs[layer] for i in indices if (refs := entries[batch.lo + i].part.refs) is not None]
+            into = self._destination(slots, batch.taken, indices)
             call = self._pool.nodes[number].start_read_by_call(refs, into, slots.slot_bytes, timeout_s=self._deadline_s)
-            calls.append((number, indices, call))
-        return _Batch(lo, hi, taken, calls)
+            batch.calls.append((number, indices, call))
 
     def _finish(self, batch: _Batch, entries: list[Entry], slots: SlotClass) -> None:
         """Wait for a batch. Raises `BlockLostError`; then no call of it is under way any more."""
         started = time.perf_counter()
         problem: BlockLostError | None = None
         while batch.calls:
-            number, indices, call = batch.calls.pop(0)
+            number, indices, call = batch.calls[0]
             node, first = self._pool.nodes[number], entries[batch.lo + indices[0]]
             try:
                 outcomes, data = call.result()
             except PeerError as error:
                 problem = problem or lost(first, node, Outcome.LOST, error)
+                del batch.calls[0]
                 continue
+            del batch.calls[0]  # not before: an interrupt leaves it under way, maybe received by another thread
             bad = next((i for i, outcome in enumerate(outcomes) if outcome is not Outcome.OK), None)
             if bad is not None:
                 problem = problem or lost(entries[batch.lo + indices[bad]], node, outcomes[bad], None)
@@ -127,12 +129,24 @@ class CallReader:
         if problem is not None:
             raise problem
 
-    def _give_up(self, batch: _Batch, slots: SlotClass) -> None:
-        """Let a batch end that nobody wants: its slots are written to until every call has its answer, or none."""
-        for _, _, call in batch.calls:
-            with contextlib.suppress(PeerError):
-                call.result()
-        slots.free(Budget.WINDOW, batch.taken)
+    def _give_up(self, batches: Iterable[_Batch], slots: SlotClass) -> None:
+        """Let batches end that nobody wants: their slots are written to until every call has its answer, or none.
+
+        An interrupt stops none of it and is raised afterwards: at the latest when all calls have met their deadlines.
+        """
+        interrupt: BaseException | None = None
+        for batch in batches:
+            while batch.calls:
+                try:
+                    with contextlib.suppress(Exception):  # however it ended, it has
+                        batch.calls[-1][2].result()
+                except BaseException as error:  # noqa: BLE001 it is raised below
+                    interrupt = error
+                else:
+                    batch.calls.pop()
+            slots.free(Budget.WINDOW, batch.taken)
+        if interrupt is not None:
+            raise interrupt
 
     def _destination(self, slots: SlotClass, taken: NDArray[np.int64], indices: list[int]) -> Destination:
         return [slots.bytes_of(int(taken[i])) for i in indices]
