@@ -344,6 +344,24 @@ def test_a_crop_is_right_or_refused(nodes: LocalNodes, scheme: Scheme, length: i
         world.step([(a, 1)])  # held against float64
 
 
+@pytest.mark.parametrize("scheme", [Scheme.SINGLE, Scheme.SHARDED, Scheme.REDUCE])
+@pytest.mark.parametrize("layout", [HYBRID, MLA], ids=["hybrid", "mla"])
+def test_an_open_tail_is_cut_where_the_hot_region_has_room_for_nothing_else(
+    nodes: LocalNodes, scheme: Scheme, layout: KVLayout
+) -> None:
+    with Opened(nodes, layout, scheme, hot=1) as world:
+        a = world.open()
+        world.append(a, 22)
+        world.crop(a, 19)
+        world.step([(a, 1)])
+        b = world.fork(a)
+        with pytest.raises(CapacityError):
+            world.crop(a, 19)  # the fork has it too
+        world.step([(a, 0), (b, 0)])
+        world.close(b)
+        world.append(a, 10)
+
+
 def test_random_fill_is_the_same_for_every_scheme(nodes: LocalNodes) -> None:
     outs = []
     for scheme in (Scheme.LOCAL, Scheme.SHARDED, Scheme.REDUCE, Scheme.MAPPED):

@@ -175,7 +175,8 @@ class DualPath:
     def crop(self, sequence: SequenceId, length: int) -> None:
         """Cut a sequence to its first `length` tokens; a sealed block that is cut through is reopened by one copy.
 
-        Raises `UsageError` while a step is open, and if a sliding window would need KV that was given up when it left
+        Raises `CapacityError` if the hot region has no room for that copy, `BlockLostError` if its source cannot
+        be read, `UsageError` while a step is open, and if a sliding window would need KV that was given up when it left
         the window: a crop by up to a block is always possible. Nothing has changed then.
         """
         found = self._get(sequence)
@@ -185,10 +186,12 @@ class DualPath:
         keep = [block for block in found.blocks if block.position < length]
         self._require_windows(keep, length)
         gone = found.blocks[len(keep) :]
-        if keep and keep[-1].end > length:
-            opened = self._copy(keep[-1], length - keep[-1].position)
-            gone.insert(0, keep[-1])
-            keep[-1] = opened
+        last = keep[-1] if keep and keep[-1].end > length else None
+        if last is not None and (last.id is not None or last.owners > 1):
+            keep[-1] = self._copy(last, length - last.position)
+            gone.insert(0, last)
+        elif last is not None:  # an open tail of its own needs no room for another: later tokens overwrite what is cut
+            last.length = length - last.position
         found.blocks, found.tokens = keep, found.tokens[:length]
         self._staging.release(gone)
         if gone and self._views is not None:
