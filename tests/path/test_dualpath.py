@@ -536,14 +536,17 @@ def test_an_interrupt_while_room_is_reserved_leaves_none_reserved(
         two.path.begin([(sequence, ids + ids)]).abort()
 
 
-@pytest.mark.parametrize("scheme", [Scheme.SHARDED, Scheme.REDUCE])
-def test_a_sequence_of_a_step_may_have_no_new_token(nodes: LocalNodes, scheme: Scheme) -> None:
+@pytest.mark.parametrize("scheme", [Scheme.SHARDED, Scheme.REDUCE, Scheme.AUTO])
+def test_sequences_of_a_step_may_have_no_new_token(nodes: LocalNodes, scheme: Scheme) -> None:
     with Opened(nodes, MLA, scheme) as world:
         a, b = world.open(), world.open()
         for sequence in (a, b):
             world.append(sequence, 60)
         world.step([(a, 1), (b, 0)])
         world.step([(a, 0), (b, 1)])
+        world.step([(a, 0), (b, 0)])
+        world.step([])
+        world.step([(a, 1), (b, 1)])
 
 
 def test_what_is_cut_off_leaves_the_nodes_although_they_reduced_over_it(nodes: LocalNodes) -> None:

@@ -96,6 +96,8 @@ class Auto:
         """The step counts: learn from it, and decide what the next one does. `answers`: by node."""
         now = time.perf_counter()
         received, by_node = self.traffic.take(now)
+        if not self._rows:
+            return  # nothing was asked, nothing is learnt
         if self._plans:
             self.balancer.after(self._seen(now, answers, received, by_node))
             self._metrics.bypassed_steps += not any(plan.reduced.entries or plan.far.entries for plan in self._plans)

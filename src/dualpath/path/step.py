@@ -114,7 +114,7 @@ class Step:
             asked.begin(reduced, sequences, self._row_start, path.read_fraction)
         wrap = path.reducer is None and path.read_fraction == 1.0
         if path.auto is not None:
-            path.auto.started(reduced, self.rows, max(growth.count for growth in self._growths))
+            path.auto.started(reduced, self.rows, max((growth.count for growth in self._growths), default=0))
             wrap = self.reducing and path.auto.wraps
         path.reader.begin(self._plans, reserve=reserve, wrap=wrap)
 
