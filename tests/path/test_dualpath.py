@@ -16,6 +16,7 @@ from dualpath.kv import KVLayout
 from dualpath.path import DualPath, PathConfig, Scheme
 from dualpath.path.fill import read_block
 from dualpath.path.prefetch_reader import PrefetchReader
+from dualpath.path.publisher import LEASE_S
 from dualpath.path.sequences import Block, Part
 from dualpath.path.window import Window
 from dualpath.testing.node import FakeClock
@@ -507,6 +508,29 @@ def test_an_owner_that_was_fenced_off_cannot_commit(nodes: LocalNodes) -> None:
                 world.step([(a, 8)])
             assert path.length(a) == 8
             assert sum(pool.kept.values()) == 1  # the block of before, and not the one of the step that was undone
+
+
+def test_a_sequence_that_another_owns_does_not_keep_the_others_from_being_renewed(
+    nodes: LocalNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = FakeClock()
+    monkeypatch.setattr("dualpath.path.publisher.time", SimpleNamespace(monotonic=clock))
+    directory = MemoryDirectory(clock)
+    with dualpath.connect(nodes.spec, tenant="renewed") as pool:
+        config = PathConfig(Scheme.SHARDED, 3 * MLA.block_bytes, 1 << 16)
+        with DualPath(MLA, config, pool, directory) as path:
+            world = World(path)
+            a, b = world.open(), world.open()
+            assert path.publisher is not None
+            clock.now += LEASE_S + 1
+            directory.claim(path.publisher.name(a), "successor", 1e6)
+            for _ in range(3):
+                world.step([(b, 8)])  # it is told of a lease that has half run out
+                clock.now += LEASE_S / 2 + 1
+            with pytest.raises(StaleOwnerError, match="owned by"):
+                directory.claim(path.publisher.name(b), "successor", 1e6)
+            with pytest.raises(StaleOwnerError, match="stale"):
+                world.step([(a, 8)])
 
 
 def test_an_interrupt_while_room_is_reserved_leaves_none_reserved(

@@ -46,7 +46,8 @@ class Publisher:
         for node in self._pool.nodes:
             self._directory.join(NodeInfo(node.name, node.address, node.instance), LEASE_S)
         for sequence, epoch in self._epochs.items():
-            self._directory.renew(self.name(sequence), epoch, LEASE_S)
+            with contextlib.suppress(StaleOwnerError):  # its own next step hears of it; the others go on
+                self._directory.renew(self.name(sequence), epoch, LEASE_S)
 
     def opened(self, sequence: SequenceId) -> None:
         """Own a new sequence."""
