@@ -46,11 +46,17 @@ def test_memory_that_the_host_does_not_give_counts_against_no_budget(monkeypatch
     def refuse(*_: object) -> None:
         raise OSError(12, "Cannot allocate memory")
 
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
     with monkeypatch.context() as here:
         here.setattr("dualpath.path.arena.mmap.mmap", refuse)
         with pytest.raises(HostError, match=r"cannot map .* Cannot allocate memory"):
             slots.allocate(Budget.HOT, 2)
         with pytest.raises(HostError, match="cannot map"):
+            slots.take(Budget.WINDOW, 1)
+        here.setattr("dualpath.path.arena.mmap.mmap", interrupt)
+        with pytest.raises(KeyboardInterrupt):
             slots.take(Budget.WINDOW, 1)
     assert arena.used_bytes == 0
     assert len(slots.allocate(Budget.HOT, 256)) == 256

@@ -99,7 +99,7 @@ class SlotClass:
         try:
             while len(self._free) < count:
                 self._extend()
-        except HostError:
+        except BaseException:  # mapping memory takes its time: an interrupt may come as well
             self._arena.charge(budget, -count * self.slot_bytes)
             raise
 
