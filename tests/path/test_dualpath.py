@@ -345,6 +345,18 @@ def test_a_crop_is_right_or_refused(nodes: LocalNodes, scheme: Scheme, length: i
         world.step([(a, 1)])  # held against float64
 
 
+@pytest.mark.parametrize("layout", [HYBRID, MLA], ids=["hybrid", "mla"])
+def test_a_step_that_others_leave_no_hot_block_takes_what_the_window_holds(nodes: LocalNodes, layout: KVLayout) -> None:
+    with Opened(nodes, layout, Scheme.SHARDED, hot=2, window=3) as world:
+        a, *others = [world.open() for _ in range(3)]
+        world.append(a, 16)
+        assert world.path.room(a, 100) == 24
+        for other in others:
+            world.append(other, 3)
+        assert world.path.room(a, 100) == 16
+        world.append(a, 40)
+
+
 @pytest.mark.parametrize("scheme", [Scheme.SINGLE, Scheme.SHARDED, Scheme.REDUCE])
 @pytest.mark.parametrize("layout", [HYBRID, MLA], ids=["hybrid", "mla"])
 def test_an_open_tail_is_cut_where_the_hot_region_has_room_for_nothing_else(

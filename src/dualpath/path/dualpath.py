@@ -246,7 +246,8 @@ class DualPath:
         size = self.layout.block_tokens
         to_end = size - self._get(sequence).length % size
         blocks = max(0, self.arena.limit(Budget.WINDOW) - self._largest) // self._scratch
-        if self.layout.kv_dtype:  # the first block, too, may need scratch: its sealed form may not fit beside it
+        # the first block, too, may need scratch: where it is new, or its sealed form does not fit beside it
+        if self.layout.kv_dtype or (to_end == size and not self._hot.has_room(self.layout.block_bytes)):
             blocks = max(0, blocks - 1)
         most = to_end + min(blocks, max(0, wanted - to_end) // size) * size
         return min(wanted, most)

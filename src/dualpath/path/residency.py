@@ -32,6 +32,19 @@ class HotRegion:
         self._arena, self._layout = arena, layout
         self._evictable: dict[int, Block] = {}
 
+    def has_room(self, wanted: int) -> bool:
+        """Whether `wanted` bytes are free, or would be if other blocks gave up their slots."""
+        room = self._arena.room(Budget.HOT)
+        for block in self._evictable.values():
+            if room >= wanted:
+                break
+            room += sum(
+                len(part.local) * self._layout.layer_block_bytes(group)
+                for part, group in zip(block.parts, self._layout.groups, strict=True)
+                if part.local is not None
+            )
+        return room >= wanted
+
     def allocate(self, block: Block) -> None:
         """Give an open block slots, if need be those of others. Raises `CapacityError`."""
         layout, need = self._layout.open, self._layout.open.block_bytes
