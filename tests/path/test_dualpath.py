@@ -375,6 +375,31 @@ def test_an_open_tail_is_cut_where_the_hot_region_has_room_for_nothing_else(
         world.append(a, 10)
 
 
+@pytest.mark.parametrize("layout", [HYBRID, MLA], ids=["hybrid", "mla"])
+def test_a_crop_into_a_sealed_block_takes_the_place_of_the_tail_that_it_gives_up(
+    nodes: LocalNodes, monkeypatch: pytest.MonkeyPatch, layout: KVLayout
+) -> None:
+    with Opened(nodes, layout, Scheme.SHARDED, hot=1) as world:
+        a = world.open()
+        world.append(a, 19)
+        world.crop(a, 13)
+        world.step([(a, 1)])
+        world.append(a, 7)
+        with monkeypatch.context() as patch:
+
+            def lose(*_: object, **__: object) -> None:
+                raise BlockLostError("gone")
+
+            patch.setattr("dualpath.path.copies.read_block", lose)
+            with pytest.raises(BlockLostError):
+                world.path.crop(a, 14)
+        assert world.path.length(a) == 21
+        world.step([(a, 1)])
+        world.crop(a, 14)
+        world.append(a, 30)
+    assert world.path.arena.used_bytes == 0
+
+
 def test_random_fill_is_the_same_for_every_scheme(nodes: LocalNodes) -> None:
     outs = []
     for scheme in (Scheme.LOCAL, Scheme.SHARDED, Scheme.REDUCE, Scheme.MAPPED):
@@ -448,7 +473,7 @@ def test_a_crop_that_cannot_read_its_block_leaves_everything_as_it_was(
         a = world.open()
         world.append(a, 60)
         with monkeypatch.context() as patch:
-            patch.setattr("dualpath.path.dualpath.read_block", lost)
+            patch.setattr("dualpath.path.copies.read_block", lost)
             for _ in range(4):  # more often than the hot region has blocks
                 with pytest.raises(BlockLostError):
                     world.path.crop(a, 12)

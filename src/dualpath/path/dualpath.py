@@ -19,7 +19,8 @@ from dualpath.path.arena import Budget, LocalArena
 from dualpath.path.attach import attach
 from dualpath.path.auto import Auto
 from dualpath.path.config import PathConfig, Scheme
-from dualpath.path.fill import decode_block, fill_random, read_block
+from dualpath.path.copies import Copies
+from dualpath.path.fill import fill_random
 from dualpath.path.growth import Growth, grow
 from dualpath.path.metrics import PathMetrics
 from dualpath.path.plan import take_remote
@@ -29,7 +30,7 @@ from dualpath.path.reader import NoReader, Reader
 from dualpath.path.readers import make_reader
 from dualpath.path.reduce import Reducer
 from dualpath.path.residency import HotRegion
-from dualpath.path.sequences import Block, Part, Sequence, SequenceId
+from dualpath.path.sequences import Block, Sequence, SequenceId
 from dualpath.path.staging import Staging, scratch_bytes
 from dualpath.path.step import Step
 from dualpath.path.views import NodeViews
@@ -101,7 +102,8 @@ class DualPath:
         self._sequences: dict[SequenceId, Sequence] = {}
         self._ids = itertools.count(1)
         self._hot = HotRegion(self.arena, layout)
-        self._staging = Staging(layout, self.arena, self._hot, self.writer, self.publisher, self._copy)
+        self._copies = Copies(self, self._hot)
+        self._staging = Staging(layout, self.arena, self._hot, self.writer, self.publisher, self._copies.copy)
         self._step: Step | None = None
 
     def __enter__(self) -> DualPath:
@@ -188,7 +190,8 @@ class DualPath:
         gone = found.blocks[len(keep) :]
         last = keep[-1] if keep and keep[-1].end > length else None
         if last is not None and (last.id is not None or last.owners > 1):
-            keep[-1] = self._copy(last, length - last.position)
+            tail = gone[-1] if gone and gone[-1].id is None and gone[-1].owners == 1 else None
+            keep[-1] = self._copies.copy(last, length - last.position, giving_up=tail)
             gone.insert(0, last)
         elif last is not None:  # an open tail of its own needs no room for another: later tokens overwrite what is cut
             last.length = length - last.position
@@ -323,31 +326,7 @@ class DualPath:
         self.metrics.steps += 1
         self.metrics.peak_local_bytes = self.arena.peak_bytes
 
-    # --- blocks ------------------------------------------------------------------------------------------------
-
-    def _copy(self, block: Block, length: int) -> Block:
-        """Return an open copy of a block's first `length` tokens."""
-        copy = Block(block.position, length, [Part() for _ in block.parts])
-        try:
-            self._hot.allocate(copy)
-            self._copy_into(copy, block)
-        except BaseException:
-            self._hot.free(copy)
-            raise
-        return copy
-
-    def _copy_into(self, copy: Block, block: Block) -> None:
-        for index, (part, new) in enumerate(zip(block.parts, copy.parts, strict=True)):
-            slots = self.arena.slots(self.layout.open.layer_block_bytes(self.layout.groups[index]))
-            assert new.local is not None
-            into = [slots.bytes_of(slot) for slot in new.local.tolist()]
-            if self.layout.kv_dtype and block.id is not None:
-                decode_block(self, block, index, into)
-            elif part.local is not None:
-                for a, b in zip(part.local.tolist(), into, strict=True):
-                    b[:] = slots.bytes_of(a)
-            elif part.refs is not None:
-                read_block(self, block, index, into)
+    # --- small things ------------------------------------------------------------------------------------------
 
     def _require_windows(self, blocks: Seq[Block], length: int) -> None:
         """Raise `UsageError` unless the token after `length` finds all that its sliding windows reach."""
@@ -372,8 +351,6 @@ class DualPath:
         if self.publisher is not None:
             self.publisher.opened(sequence.id)
         self._sequences[sequence.id] = sequence
-
-    # --- small things ------------------------------------------------------------------------------------------
 
     def _get(self, sequence: SequenceId) -> Sequence:
         found = self._sequences.get(sequence)
