@@ -503,6 +503,27 @@ def test_an_interrupted_read_is_over_before_its_memory_is_used_again() -> None:
     assert done == ["cancelled", "drained"]
 
 
+def test_what_a_read_brings_whose_start_was_interrupted_lands_nowhere() -> None:
+    """Ctrl-C comes when the transport has begun already, and has not said by which ticket to stop it."""
+    destinations: list[memoryview] = []
+
+    def interrupted(refs: Any, into: list[memoryview], **_: Any) -> Any:
+        destinations.extend(into)
+        raise KeyboardInterrupt
+
+    node = SimpleNamespace(name="n", read=interrupted)
+    path: Any = SimpleNamespace(
+        pool=SimpleNamespace(nodes=[node]), config=SimpleNamespace(deadline_s=1.0), layout=HYBRID
+    )
+    slots = [memoryview(bytearray(16)) for _ in range(2)]
+    with pytest.raises(KeyboardInterrupt):
+        read_block(path, Block(0, 8, [Part(node=0, refs=[])]), 0, slots)
+    for destination in destinations:
+        destination[:] = bytes([7]) * len(destination)
+    assert len(destinations) == 2
+    assert not any(map(any, slots))
+
+
 def test_the_directory_knows_where_blocks_are_and_how_far_sequences_got(nodes: LocalNodes) -> None:
     directory = MemoryDirectory()
     with dualpath.connect(nodes.spec, tenant="told") as pool:

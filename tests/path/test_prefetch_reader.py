@@ -122,8 +122,12 @@ def test_room_that_comes_back_while_chosen_blocks_are_read_costs_none_of_them() 
     assert arena.used_bytes == 0
 
 
-def test_a_read_whose_start_is_interrupted_keeps_its_slots_until_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C comes when the transport has begun already: what it brings must not land among other blocks."""
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_a_read_whose_start_is_interrupted_keeps_its_slots_until_its_deadline(
+    monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    """Ctrl-C comes when the transport has begun already, or it finds no thread for its second connection: what it
+    brings must not land among other blocks."""
     now = time.monotonic()
     clock = SimpleNamespace(monotonic=lambda: now, perf_counter=time.perf_counter)
     for module in (reader_module, flights_module):
@@ -133,13 +137,13 @@ def test_a_read_whose_start_is_interrupted_keeps_its_slots_until_its_deadline(mo
 
     def interrupted(refs: Any, destinations: Any, **options: Any) -> Any:
         read.append(begin(refs, destinations, **options))
-        raise KeyboardInterrupt
+        raise error
 
     monkeypatch.setattr(node, "read", interrupted)
     pool: Any = SimpleNamespace(nodes=[node])
     layout: Any = None
     reader = PrefetchReader(pool, arena, layout, PathMetrics(), 1.0)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(error):
         reader.begin([plan_of(arena, range(1, 3))], reserve=0, wrap=False)
     under_way = sum(len(ticket.outcomes) for ticket in read)
     assert under_way >= 1

@@ -27,11 +27,18 @@ if TYPE_CHECKING:
 
 
 def read_block(path: DualPath, block: Block, group: int, into: list[memoryview]) -> None:
-    """Read one group's layer blocks of a block at a node into `into`, one per layer. Raises `BlockLostError`."""
+    """Read one group's layer blocks of a block at a node into `into`, one per layer. Raises `BlockLostError`.
+
+    They are received beside `into`: a read whose start is interrupted may be under way without anybody who could tell
+    when it has ended, and `into` is often memory that goes to others after an error.
+    """
     part = block.parts[group]
     if part.refs is None:
         raise UsageError("this block is not at a node")
-    _read(path, Entry(block, part, block.length), group, part.refs, into)
+    received = [np.empty(len(view), np.uint8) for view in into]
+    _read(path, Entry(block, part, block.length), group, part.refs, [memoryview(one) for one in received])
+    for view, one in zip(into, received, strict=True):
+        view[:] = memoryview(one)
 
 
 def decode_block(path: DualPath, block: Block, group: int, into: list[memoryview]) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dualpath.errors import BlockLostError, CapacityError
+from dualpath.errors import BlockLostError, CapacityError, UsageError
 from dualpath.path.arena import Budget
 from dualpath.path.reader import InterruptedRead, lost
 from dualpath.transport.base import Outcome
@@ -87,9 +87,9 @@ class Flights:
             )
             for index, flight in enumerate(flights):
                 flight.ticket, flight.index = ticket, index
-        except Exception:  # it was refused: nothing is under way
+        except UsageError:  # it was refused: nothing is under way
             raise
-        except BaseException:
+        except BaseException:  # an interrupt; or no thread or memory was to be had, maybe when it had begun
             interrupted = InterruptedRead(len(flights), time.monotonic() + self.deadline_s + _PATIENCE_S)
             for flight in flights:
                 flight.ticket = interrupted
