@@ -60,3 +60,29 @@ def test_memory_that_the_host_does_not_give_counts_against_no_budget(monkeypatch
             slots.take(Budget.WINDOW, 1)
     assert arena.used_bytes == 0
     assert len(slots.allocate(Budget.HOT, 256)) == 256
+
+
+@pytest.mark.parametrize("name", ["memoryview", "np"])
+def test_an_interrupt_while_memory_is_taken_in_leaves_the_slots_in_their_places(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    arena = LocalArena(1 << 30, 0)
+    slots = arena.slots(40 << 20)
+    taken = slots.take(Budget.HOT, 1)
+
+    class Interrupted:
+        def __getattr__(self, name: str) -> object:
+            raise KeyboardInterrupt
+
+        __call__ = __getattr__
+
+    with monkeypatch.context() as here:
+        here.setattr(f"dualpath.path.arena.{name}", Interrupted(), raising=False)
+        with pytest.raises(KeyboardInterrupt):
+            slots.take(Budget.HOT, 1)
+    taken += slots.take(Budget.HOT, 2)
+    buffer, offset = slots.locate(np.array(taken))
+    for i, slot in enumerate(taken):
+        slots.bytes_of(slot)[:8] = bytes([i + 1]) * 8
+        assert arena.buffers[buffer[i]][offset[i]] == i + 1
+    assert arena.used_bytes == 3 * (40 << 20)

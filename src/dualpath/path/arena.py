@@ -40,8 +40,7 @@ class SlotClass:
         self.slot_bytes = slot_bytes
         self._arena = arena
         self._per_extent = max(1, min(_EXTENT_BYTES, arena.total_bytes) // slot_bytes)
-        self._extents: list[int] = []
-        self._views: list[memoryview] = []
+        self._extents: list[tuple[int, memoryview]] = []  # buffer, and all of its bytes
         self._index: NDArray[np.int32] = np.empty(0, np.int32)
         self._free: list[int] = []
 
@@ -81,7 +80,7 @@ class SlotClass:
         """Return the writable bytes of one slot."""
         extent, place = divmod(slot, self._per_extent)
         start = place * self.slot_bytes
-        return self._views[extent][start : start + self.slot_bytes]
+        return self._extents[extent][1][start : start + self.slot_bytes]
 
     def array(self, slot: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[np.generic]:
         """Return one slot as a writable array."""
@@ -91,7 +90,7 @@ class SlotClass:
         """Give the pages of free slots back to the kernel; they are zero when used again."""
         for slot in self._free:
             extent, place = divmod(slot, self._per_extent)
-            self._arena.drop_pages(self._extents[extent], place * self.slot_bytes, self.slot_bytes)
+            self._arena.drop_pages(self._extents[extent][0], place * self.slot_bytes, self.slot_bytes)
 
     def _charge(self, budget: Budget, count: int) -> None:
         """Count `count` slots against `budget`, and see to it that as many are free. After an error nothing counts."""
@@ -105,10 +104,10 @@ class SlotClass:
 
     def _extend(self) -> None:
         buffer = self._arena.map_buffer(self._per_extent * self.slot_bytes)
+        extent = buffer, memoryview(self._arena.buffers[buffer]).cast("B")
         first = len(self._extents) * self._per_extent
-        self._extents.append(buffer)
-        self._views.append(memoryview(self._arena.buffers[buffer]).cast("B"))
-        self._index = np.array(self._extents, np.int32)
+        self._extents.append(extent)  # as one: interrupted from here on, its slots are lost, and the others are right
+        self._index = np.array([buffer for buffer, _ in self._extents], np.int32)
         self._free[:0] = range(first + self._per_extent - 1, first - 1, -1)
 
 
