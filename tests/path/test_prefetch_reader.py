@@ -217,3 +217,33 @@ def test_what_was_read_ahead_in_vain_is_read_again_by_the_next_step() -> None:
     reader.end()
     assert arena.used_bytes == 0
     assert replay(file.getvalue().splitlines()).first_difference == ""
+
+
+def test_a_schedule_whose_making_was_interrupted_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    arena, node, asked = LocalArena(SLOT, 8 * SLOT), Node(), list[int]()
+    node.ready, read = True, node.read
+
+    def noted(refs: Any, destinations: Any, **options: Any) -> Any:
+        asked.extend(refs)
+        return read(refs, destinations, **options)
+
+    monkeypatch.setattr(node, "read", noted)
+    pool: Any = SimpleNamespace(nodes=[node])
+    layout: Any = None
+    reader = PrefetchReader(pool, arena, layout, PathMetrics(), 1.0)
+    before, after = (plan_of(arena, serials) for serials in (range(1, 4), range(11, 14)))
+    reader.begin([before], reserve=0, wrap=False)
+    assert [run.hi for run in reader.runs(before, 0)][-1] == 3
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(reader, "_build", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            reader.begin([after], reserve=0, wrap=False)
+    asked.clear()
+    reader.begin([after], reserve=0, wrap=False)
+    assert [run.hi for run in reader.runs(after, 0)][-1] == 3
+    assert asked == [11, 12, 13]
+    reader.end()

@@ -59,7 +59,7 @@ class PrefetchReader:
         self._headroom = headroom
         self._budget, self._budget_at = limit, 0.0
         self._layer_ended_at: float | None = None
-        self._signature: tuple[tuple[int, ...], ...] = ()
+        self._signature: tuple[tuple[int, ...], ...] | None = None  # of the schedule; none while there is no whole one
         self._schedule: list[Item[Flight]] = []
         self._by_layer: dict[tuple[int, int], list[Item[Flight] | None]] = {}
         self._reserve = self._largest = 0
@@ -79,8 +79,9 @@ class PrefetchReader:
             tuple(entry.block.serial * (entry.part.local is None) for entry in plan.far.distinct) for plan in plans
         )
         if signature != self._signature:
-            self._signature = signature
+            self._signature = None
             self._build(plans)
+            self._signature = signature
         self._forget_failed()
         self._discard(self._policy.begin(self._schedule, wrap=wrap))
         self._discard(self._policy.shrink(self._allowed()))  # a window that narrows gives up nothing that is held
@@ -151,7 +152,7 @@ class PrefetchReader:
     def end(self) -> None:
         """Let go of everything, and wait until no read is in flight."""
         self._discard(self._policy.end())
-        self._signature, self._schedule, self._by_layer = (), [], {}
+        self._signature, self._schedule, self._by_layer = None, [], {}
         self.flights.drain()
 
     # --- the schedule ------------------------------------------------------------------------------------------
