@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import dualpath
+from dualpath.errors import CapacityError
 from dualpath.kv import KVLayout
 from dualpath.kv.ids import BlockId
 from dualpath.path import DualPath, PathConfig, Scheme
-from dualpath.path.arena import Budget
+from dualpath.path.arena import Budget, SlotClass
 from dualpath.path.holdings import Holdings
 from dualpath.path.publisher import Publisher
 from dualpath.pool.client import Pool
@@ -176,3 +177,38 @@ def test_what_is_needed_again_meanwhile_stays(holdings: Holdings, pair: tuple[No
     holdings.disown([B])
     holdings.tell()
     assert pair[1].dropped == [(b"b", 0), (b"b", 1)]
+
+
+@pytest.mark.parametrize("scheme", [Scheme.SINGLE, Scheme.SHARDED])
+def test_slots_are_nobody_elses_whichever_of_their_returns_is_interrupted(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch, scheme: Scheme
+) -> None:
+    """The interrupt comes when they are free already, and whoever gave them has not noted it."""
+    layout, give, returns = MLA, SlotClass.give, [0]
+
+    def interrupted(slots: SlotClass, budget: Budget, which: list[int]) -> None:
+        give(slots, budget, which)
+        returns[0] -= bool(which)
+        if returns[0] == 0:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(SlotClass, "give", interrupted)
+    for number in range(1, 40):
+        config = PathConfig(scheme, 2 * layout.block_bytes, 8 * layout.block_bytes, threads=1, deadline_s=PATIENCE_S)
+        returns[0] = 0
+        with DualPath(layout, config, pool) as path:
+            world = World(path)
+            a, b = world.open(), world.open()
+            world.append(a, 29)
+            world.step([(b, 8)])
+            returns[0] = number
+            for batch in ([(a, 1), (b, 0)], [(b, 1)], [(a, 3), (b, 7)]):
+                with suppress(KeyboardInterrupt, CapacityError):
+                    world.step(batch)
+            returns[0] = 0
+            slots = path.arena.slots(layout.layer_block_bytes(layout.groups[0]))
+            assert len(slots._free) == len({*slots._free})
+            used = [part.local for s in (a, b) for one in path._get(s).blocks for part in one.parts]
+            mine = [slot for local in used if local is not None for slot in local.tolist()]
+            assert len(mine) == len({*mine})
+            assert not {*mine} & {*slots._free}

@@ -86,8 +86,8 @@ class CallReader:
                 local = [-1 if e.part.local is None else e.part.local[layer] for e in entries[one.lo : one.hi]]
                 here = np.array(local, np.int64)
                 yield Run(one.lo, one.hi, slots.locate(np.where(here < 0, one.taken, here)))
+                under_way.popleft()  # before: an interrupt must not have its slots freed twice
                 slots.free(Budget.WINDOW, one.taken)
-                under_way.popleft()
         finally:
             try:
                 self._give_up(under_way, slots)

@@ -163,9 +163,12 @@ class Flights:
         """Free the slots that the transport has let go of."""
         alive: list[Flight] = []
         for ghost in self._left:
+            if ghost.slot < 0:
+                continue  # it was free when an interrupt came
             ticket = ghost.ticket
             if ticket is None or ticket.drained or ticket.outcomes[ghost.index] is Outcome.OK:
-                ghost.slots.give(Budget.WINDOW, [ghost.slot])
+                slot, ghost.slot = ghost.slot, -1
+                ghost.slots.give(Budget.WINDOW, [slot])
                 self.left_bytes -= ghost.slots.slot_bytes
             else:
                 alive.append(ghost)

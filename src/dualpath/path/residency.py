@@ -117,8 +117,8 @@ class HotRegion:
         part = block.parts[group]
         if part.local is not None:
             layout = self._layout.open if block.id is None else self._layout
-            self._arena.slots(layout.layer_block_bytes(layout.groups[group])).free(Budget.HOT, part.local)
-            part.local = None
+            local, part.local = part.local, None  # before: no interrupt leaves it slots that others can have
+            self._arena.slots(layout.layer_block_bytes(layout.groups[group])).free(Budget.HOT, local)
 
     def _slots(self, layout: KVLayout, group: LayerGroup) -> NDArray[np.int64]:
         return self._arena.slots(layout.layer_block_bytes(group)).allocate(Budget.HOT, len(group.layers))
