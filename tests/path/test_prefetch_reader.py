@@ -13,9 +13,11 @@ from dualpath.errors import CapacityError
 from dualpath.path import flights as flights_module
 from dualpath.path import reader as reader_module
 from dualpath.path.arena import Budget, LocalArena
+from dualpath.path.flights import Flight, Flights
 from dualpath.path.metrics import PathMetrics
 from dualpath.path.prefetch_reader import PrefetchReader
 from dualpath.path.trace import replay
+from dualpath.path.window import DECODE, Window
 from dualpath.transport.base import Outcome
 
 SLOT = 4096
@@ -153,6 +155,28 @@ def test_a_read_whose_start_is_interrupted_keeps_its_slots_until_its_deadline(
     now += 4.0
     reader.end()
     assert arena.used_bytes == 0
+
+
+def test_a_read_that_is_interrupted_as_it_is_made_again_is_given_up_like_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    arena, node = LocalArena(SLOT, 4 * SLOT), Node()
+    pool: Any = SimpleNamespace(nodes=[node])
+    node.ready = True
+    flights = Flights(pool, arena, PathMetrics(), 1.0)
+    slots, window = arena.slots(SLOT), Window(DECODE)
+    three = [Flight(entry, 0, slots) for entry in plan_of(arena, range(1, 4)).far.distinct]
+    flights.start(three, window)
+    flights.used(slots, three)
+
+    def interrupted(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(node, "read", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        flights.start(three[2:], window)
+    flights.bury(three[2])
+    assert flights.left_bytes == arena.used_bytes == SLOT  # it may be under way
 
 
 def test_what_could_not_be_asked_for_is_not_held() -> None:

@@ -91,8 +91,8 @@ class Flights:
             raise
         except BaseException:  # an interrupt; or no thread or memory was to be had, maybe when it had begun
             interrupted = InterruptedRead(len(flights), time.monotonic() + self.deadline_s + _PATIENCE_S)
-            for flight in flights:
-                flight.ticket = interrupted
+            for index, flight in enumerate(flights):
+                flight.ticket, flight.index = interrupted, index
             raise
 
     def _noting(self, flights: list[Flight], window: Window) -> OnItems:
