@@ -6,7 +6,9 @@ import importlib.util
 import os
 import re
 import signal
+import threading
 from collections.abc import Generator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -28,6 +30,24 @@ CAPABILITY = "capability:"
 """How the reason of a skip begins when this machine lacks something. CI has to have it, so there it is a failure."""
 
 IMPORTS_TORCH = re.compile(r"^(?:import|from) (?:torch|transformers|dualpath\.engine|dualpath\.transformers)\b", re.M)
+
+
+@pytest.fixture
+def interrupted_conditions() -> AbstractContextManager[None]:
+    """Within it Ctrl-C comes whenever the lock of a condition has been taken by way of that: a call in Python, so that
+    the interrupt is raised before anybody knows that there is a lock to give back."""
+
+    def taken(self: threading.Condition) -> bool:
+        self.acquire()
+        raise KeyboardInterrupt
+
+    @contextmanager
+    def interrupted() -> Generator[None, None, None]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(threading.Condition, "__enter__", taken)
+            yield
+
+    return interrupted()
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import threading
 import time
+from contextlib import AbstractContextManager, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -271,3 +273,19 @@ def test_a_schedule_whose_making_was_interrupted_is_made_anew(monkeypatch: pytes
     assert [run.hi for run in reader.runs(after, 0)][-1] == 3
     assert asked == [11, 12, 13]
     reader.end()
+
+
+def test_an_interrupt_as_arrivals_are_looked_at_leaves_their_lock_free(
+    interrupted_conditions: AbstractContextManager[None],
+) -> None:
+    arena, node = LocalArena(SLOT, 4 * SLOT), HeldNode()
+    pool: Any = SimpleNamespace(nodes=[node])
+    flights = Flights(pool, arena, PathMetrics(), 1.0)
+    (flight,) = [Flight(entry, 0, arena.slots(SLOT)) for entry in plan_of(arena, range(1, 2)).far.distinct]
+    flights.start([flight], Window(DECODE))
+    with interrupted_conditions, suppress(KeyboardInterrupt):
+        flights.bury(flight)
+    transport = threading.Thread(target=node.let_go, daemon=True)
+    transport.start()
+    transport.join(5.0)
+    assert not transport.is_alive()

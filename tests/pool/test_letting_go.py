@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import pytest
@@ -121,3 +122,18 @@ def test_closing_ends_it(peer: BusyPeer, node: PoolNode) -> None:
         assert not thread.is_alive()
     node.drop([key(2)])  # raises nothing, starts nothing
     assert peer.answered.empty()
+
+
+def test_an_interrupt_as_its_lock_is_taken_leaves_that_free(
+    peer: BusyPeer,
+    node: PoolNode,
+    interrupted_conditions: AbstractContextManager[None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(peer, "call", lambda *_, **__: (Done(), memoryview(b"")))
+    with interrupted_conditions, suppress(KeyboardInterrupt):
+        node.drop([key(1)])
+    other = threading.Thread(target=node.drop, args=([key(2)],), daemon=True)
+    other.start()
+    other.join(5.0)
+    assert not other.is_alive()

@@ -49,7 +49,8 @@ class Flights:
 
     def __init__(self, pool: Pool, arena: LocalArena, metrics: PathMetrics, deadline_s: float) -> None:
         self._pool, self._arena, self._metrics, self.deadline_s = pool, arena, metrics, deadline_s
-        self._arrival = threading.Condition()
+        self._lock = threading.Lock()  # taken by itself: an interrupt as a condition is entered would leave it taken
+        self._arrival = threading.Condition(self._lock)
         self._left: list[Flight] = []
         self.left_bytes = 0
         """Of the slots of flights that are left."""
@@ -96,13 +97,13 @@ class Flights:
             raise
 
     def _noting(self, flights: list[Flight], window: Window) -> OnItems:
-        arrival = self._arrival
+        lock, arrival = self._lock, self._arrival
         attempts = [flight.attempt for flight in flights]
         asked_at = time.perf_counter()
 
         def note(first: int, outcomes: Sequence[Outcome]) -> None:
             fetch_s = time.perf_counter() - asked_at
-            with arrival:
+            with lock:
                 for index, outcome in enumerate(outcomes, first):
                     flight = flights[index]
                     if flight.attempt == attempts[index]:
@@ -118,7 +119,7 @@ class Flights:
         if flight.outcome is None:
             started = time.perf_counter()
             give_up = started + self.deadline_s + _PATIENCE_S
-            with self._arrival:
+            with self._lock:
                 while flight.outcome is None and time.perf_counter() < give_up:
                     self._arrival.wait(give_up - time.perf_counter())
             stalled_s = time.perf_counter() - started
@@ -150,7 +151,7 @@ class Flights:
     def bury(self, flight: Flight) -> None:
         """Free the slot, if any, of a flight that nobody wants: at once, or when the transport has let go of it."""
         ghost = Flight(flight.entry, flight.layer, flight.slots, flight.slot, flight.ticket, flight.index)
-        with self._arrival:
+        with self._lock:
             flight.attempt += 1
             flight.slot, flight.outcome, flight.ticket = -1, None, None
         if ghost.slot < 0:
@@ -180,7 +181,7 @@ class Flights:
         while self._left and self._arena.room(Budget.WINDOW) < wanted:
             if time.monotonic() > give_up:
                 raise CapacityError("reads that were given up still hold the window", hint="is a node hanging?")
-            with self._arrival:
+            with self._lock:
                 self._arrival.wait(0.01)
             self.reap()
 
@@ -195,7 +196,7 @@ class Flights:
             if now >= cancel_at:
                 cancel_at = give_up
                 self._cancel()
-            with self._arrival:
+            with self._lock:
                 self._arrival.wait(0.02)
             self.reap()
 

@@ -38,29 +38,30 @@ class LettingGo:
     def __init__(self, peer: Peer, lane: Lane, *, timeout_s: float) -> None:
         self._peer, self._lane, self._timeout_s = peer, lane, timeout_s
         self._owed: deque[Message] = deque(maxlen=MOST_OWED)
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()  # taken by itself: an interrupt as a condition is entered would leave it taken
+        self._changed = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
         self._closed = False
 
     def send(self, message: Message, *, patience_s: float, patience_behind_s: float) -> None:
         """Send a request and wait `patience_s` for the answer, `patience_behind_s` if earlier ones are owed still."""
-        with self._changed:
+        with self._lock:
             behind = bool(self._owed)
             if behind:
                 self._owed.append(message)
         if not behind and not self._answered(message, patience_s):
-            with self._changed:
+            with self._lock:
                 self._owed.append(message)
         self.heard()
         if behind:
-            with self._changed:
+            with self._lock:
                 self._changed.wait_for(lambda: self._thread is None, patience_behind_s)
 
     def heard(self) -> None:
         """The node may answer by now: send what is owed, and do not wait for it."""
         if not self._owed:
             return
-        with self._changed, contextlib.suppress(RuntimeError):  # no threads any more: this process ends, the node knows
+        with self._lock, contextlib.suppress(RuntimeError):  # no threads any more: this process ends, the node knows
             if self._owed and self._thread is None and not self._closed:
                 thread = threading.Thread(target=self._send_owed, name="letting go", daemon=True)
                 thread.start()
@@ -68,7 +69,7 @@ class LettingGo:
 
     def close(self) -> None:
         """Forget what is owed. The peer is closed already, so that nothing is waited for. Idempotent."""
-        with self._changed:
+        with self._lock:
             self._closed = True
             thread = self._thread
         if thread is not None:
@@ -78,7 +79,7 @@ class LettingGo:
         while True:
             message = self._owed[0]
             answered = self._answered(message, self._timeout_s)
-            with self._changed:
+            with self._lock:
                 if answered and self._owed[0] is message:  # else it was the oldest of too many
                     self._owed.popleft()
                 if not answered or not self._owed or self._closed:

@@ -111,7 +111,8 @@ class CallConnection:
         self._landing: PendingCall | None = None  # whose reply is being received into memory of its own
         self._sending = threading.Lock()
         self._receiving = threading.Lock()
-        self._changed = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()  # taken by itself: an interrupt as a condition is entered would leave it taken
+        self._changed = threading.Condition(self._lock)
         self._followers = 0  # threads in, or about to be in, `_changed.wait`
 
     def usable(self) -> bool:
@@ -172,7 +173,7 @@ class CallConnection:
                     self._receiving.release()
                     self._wake_followers()
             else:
-                with self._changed:
+                with self._lock:
                     self._followers += 1
                     try:
                         if not pending.done and self._receiving.locked():
@@ -184,7 +185,7 @@ class CallConnection:
         """A call is done, or nobody leads. Said after that has become true, and a follower counts itself before it
         looks: so either it sees it, or it is counted here."""
         if self._followers:
-            with self._changed:
+            with self._lock:
                 self._changed.notify_all()
 
     def _lead(self, pending: PendingCall, until: float) -> None:
@@ -272,7 +273,7 @@ class CallConnection:
         if until < pending.deadline:
             return  # the caller may ask again
         if self._pending.pop(pending.request_id, None) is None:
-            with self._changed:  # another thread has taken it out, and is about to end it
+            with self._lock:  # another thread has taken it out, and is about to end it
                 self._followers += 1
                 try:
                     self._changed.wait_for(lambda: pending.done, NAP_S)

@@ -183,7 +183,8 @@ class Watchdog:
         self._tickets: set[ReadTicket] = set()
         self._wake_at = math.inf
         self._closed = False
-        self._changed = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()  # taken by itself: an interrupt as a condition is entered would leave it taken
+        self._changed = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
 
     def watch(self, ticket: ReadTicket) -> None:
@@ -192,7 +193,7 @@ class Watchdog:
             return
         self._tickets.add(ticket)  # before the look at `_wake_at`, which the thread sets before it looks at the tickets
         if ticket.deadline < self._wake_at:
-            with self._changed:
+            with self._lock:
                 if self._thread is None:
                     thread = threading.Thread(target=self._run, name="read-watchdog", daemon=True)
                     thread.start()
@@ -206,7 +207,7 @@ class Watchdog:
 
     def close(self) -> None:
         """End the thread."""
-        with self._changed:
+        with self._lock:
             self._closed = True
             self._changed.notify()
         if self._thread is not None and self._thread is not threading.current_thread():
@@ -214,7 +215,7 @@ class Watchdog:
 
     def _run(self) -> None:
         while True:
-            with self._changed:
+            with self._lock:
                 now = time.monotonic()
                 self._wake_at = math.inf  # whoever adds a ticket from here on comes for the lock, and wakes this thread
                 tickets = self._tickets.copy()
