@@ -111,6 +111,19 @@ def test_dtypes_and_devices_that_are_not_supported(model: Any, pool: Any) -> Non
         cache_of(elsewhere, pool)
 
 
+@pytest.mark.parametrize(("made", "moved"), [("float32", "bfloat16"), ("bfloat16", "float16"), ("float16", "float32")])
+def test_a_model_that_is_moved_to_another_dtype(ids: Any, pool: Any, made: str, moved: str) -> None:
+    """bfloat16 and float16 are as many bits each: one must not be read as the other."""
+    other = make("llama", made)
+    with cache_of(other, pool, blocks=4) as cache:
+        other.to(getattr(torch, moved))
+        with pytest.raises(UsageError, match=f"in {moved} now, but its cache was made for {made}"):
+            generate(other, ids, cache)
+        other.to(getattr(torch, made))
+        assert cache.columns == 0
+        assert generate(other, ids, cache, new=2).shape == (1, 152)
+
+
 def test_use_after_close(model: Any, ids: Any, pool: Any) -> None:
     cache = cache_of(model, pool)
     cache.close()

@@ -129,8 +129,8 @@ class _NotingCache(Cache):
             step.attend(
                 note.layer,
                 np.ascontiguousarray(q.float().numpy()),
-                raw(k),
-                None if v is None else raw(v),
+                raw(k, self.layout.dtype),
+                None if v is None else raw(v, self.layout.dtype),
                 scale=call.scale,
                 softcap=call.softcap or 0.0,
                 sinks=None if call.sinks is None else call.sinks.detach().float().numpy(),

@@ -28,8 +28,14 @@ def pack(states: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
     return flat if rows is None else flat[rows]
 
 
-def raw(states: torch.Tensor) -> np.ndarray[Any, Any]:
-    """As numpy, bf16 and fp16 as their bits."""
+def raw(states: torch.Tensor, dtype: str) -> np.ndarray[Any, Any]:
+    """As numpy, bf16 and fp16 as their bits. Raises `UsageError` for another dtype than a cache was made for."""
+    if _DTYPES.get(states.dtype) != dtype:
+        computed = str(states.dtype).removeprefix("torch.")
+        raise UsageError(
+            f"the model computes KV in {computed} now, but its cache was made for {dtype}",
+            hint="make a new cache once the model has its dtype, and leave it alone meanwhile; no autocast",
+        )
     if states.dtype is torch.float32:
         array: np.ndarray[Any, Any] = states.numpy()
         return array
