@@ -124,6 +124,16 @@ def test_a_model_that_is_moved_to_another_dtype(ids: Any, pool: Any, made: str, 
         assert generate(other, ids, cache, new=2).shape == (1, 152)
 
 
+def test_a_compiled_model(ids: Any, pool: Any) -> None:
+    """What is dualpath's runs as it is, between the compiled parts."""
+    other = make("llama")
+    wanted = generate(other, ids, new=3)
+    other.forward = torch.compile(other.forward, backend="eager")
+    with cache_of(other, pool) as cache:
+        assert torch.equal(generate(other, ids, cache, new=3), wanted)
+    torch.compiler.reset()
+
+
 def test_use_after_close(model: Any, ids: Any, pool: Any) -> None:
     cache = cache_of(model, pool)
     cache.close()

@@ -69,6 +69,7 @@ class _NotingLayer(CacheLayerMixin):
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Nothing to allocate: slots are the path's."""
 
+    @torch.compiler.disable
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -86,6 +87,7 @@ class _NotingLayer(CacheLayerMixin):
         _local.note = _Note(cache, self._index, key_states, value_states)
         return key_states, value_states
 
+    @torch.compiler.disable
     def get_seq_length(self) -> int:
         """Return the columns committed so far, padding included."""
         cache = self._cache()
@@ -365,6 +367,7 @@ class _Call:
     sinks: torch.Tensor | None
 
 
+@torch.compiler.disable
 def _attention(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -388,6 +391,7 @@ def _attention(
     return out.to(query.dtype), None
 
 
+@torch.compiler.disable
 def _mask(*, attention_mask: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor | None:
     """The registered mask function: hand the 2-D padding mask through (`None` where nothing is padded)."""
     if attention_mask is None or bool(attention_mask.bool().all()):
