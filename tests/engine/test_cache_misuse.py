@@ -134,6 +134,18 @@ def test_a_compiled_model(ids: Any, pool: Any) -> None:
     torch.compiler.reset()
 
 
+@pytest.mark.parametrize("where", ["options", "config"])
+def test_use_cache_false(model: Any, ids: Any, pool: Any, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """As training leaves it in a config. `generate()` passes every token anew then, and would go wrong silently."""
+    if where == "config":
+        monkeypatch.setattr(model.generation_config, "use_cache", False)
+    options = {"use_cache": False} if where == "options" else {}
+    with cache_of(model, pool) as cache:
+        with pytest.raises(UsageError, match="use_cache=False"):
+            generate(model, ids, cache, **options)
+        assert cache.columns == 0
+
+
 def test_use_after_close(model: Any, ids: Any, pool: Any) -> None:
     cache = cache_of(model, pool)
     cache.close()

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from dualpath.errors import UsageError
+
 # What a model may be given beside its tokens without its KV being of more than these: images, say, are more.
 _OF_TEXT = frozenset(("input_ids", "attention_mask", "position_ids", "cache_position", "labels", "logits_to_keep"))
 
@@ -18,7 +20,15 @@ class Told:
         self._positions: torch.Tensor | None = None
 
     def note(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note the arguments of a model's `forward`."""
+        """Note the arguments of a model's `forward`. Raises `UsageError` if its caller does not count on the cache.
+
+        `generate()` then passes all tokens again at each step, which a cache would take for further ones.
+        """
+        if kwargs.get("use_cache") is False:
+            raise UsageError(
+                "a cache was passed together with use_cache=False",
+                hint="leave one of them out, or set model.generation_config.use_cache = True",
+            )
         more = any(name not in _OF_TEXT and isinstance(value, torch.Tensor | list) for name, value in kwargs.items())
         self._ids = None if more else kwargs.get("input_ids", args[0] if args else None)
         self._positions = kwargs.get("position_ids", args[2] if len(args) > 2 else None)
