@@ -146,6 +146,18 @@ def test_use_cache_false(model: Any, ids: Any, pool: Any, monkeypatch: pytest.Mo
         assert cache.columns == 0
 
 
+@pytest.mark.parametrize("name", ["llama", "deepseek_v3"])
+def test_gradients_are_refused_rather_than_incomplete(ids: Any, pool: Any, name: str) -> None:
+    other = make(name)
+    with cache_of(other, pool, blocks=6) as cache:
+        loss = other(ids, labels=ids, cache=cache).loss
+        with pytest.raises(UsageError, match="no gradients"):
+            loss.backward()
+        cache.reset()
+        with torch.no_grad():
+            assert not other(ids, cache=cache).logits.requires_grad
+
+
 def test_use_after_close(model: Any, ids: Any, pool: Any) -> None:
     cache = cache_of(model, pool)
     cache.close()

@@ -28,7 +28,7 @@ from dualpath.cost import layout_that_fits
 from dualpath.engine.fingerprint import adapter_state, fingerprint
 from dualpath.engine.joined import JoinedStep
 from dualpath.engine.lending import NAME, borrow, give_back
-from dualpath.engine.tensors import absorb, dtype_of, expand, pack, raw
+from dualpath.engine.tensors import absorb, dtype_of, expand, pack, raw, undifferentiable
 from dualpath.engine.told import Told
 from dualpath.errors import UsageError
 from dualpath.kv.layout import KVLayout, LayerKind, kv_dtype_called
@@ -388,7 +388,7 @@ def _attention(
         )
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     out = note.cache.attend(note, _Call(module, query, attention_mask, scale, softcap, s_aux))
-    return out.to(query.dtype), None
+    return undifferentiable(out.to(query.dtype), query, key, value), None
 
 
 @torch.compiler.disable

@@ -43,6 +43,29 @@ def raw(states: torch.Tensor, dtype: str) -> np.ndarray[Any, Any]:
     return bits
 
 
+class _Undifferentiable(torch.autograd.Function):
+    """Passes `out` on, as what depends on the tensors after it; asked for gradients, it raises `UsageError`."""
+
+    @staticmethod
+    def forward(ctx: Any, out: torch.Tensor, *_sources: torch.Tensor) -> torch.Tensor:
+        return out.view_as(out)
+
+    @staticmethod
+    def backward(ctx: Any, *_gradients: Any) -> Any:
+        raise UsageError(
+            "there are no gradients through dualpath attention: it is for inference",
+            hint="train without a dualpath cache; close it to restore the model",
+        )
+
+
+def undifferentiable(out: torch.Tensor, *sources: torch.Tensor) -> torch.Tensor:
+    """Return `out`, whose gradients to `sources` would be missing: whoever asks for them gets a `UsageError`."""
+    if not (torch.is_grad_enabled() and any(one.requires_grad for one in sources)):
+        return out
+    found: torch.Tensor = _Undifferentiable.apply(out, *sources)
+    return found
+
+
 def absorb(module: Any, q: torch.Tensor) -> torch.Tensor:
     """MLA: `[T, heads, nope + rope]` to `[T, heads, latent + rope]`, so that scores need the stored latents only.
 
