@@ -238,6 +238,8 @@ def test_the_table_of_the_command(tiny: None, capsys: pytest.CaptureFixture[str]
         (["--read-fraction", "2"], "a fraction of 2"),
         (["--kv-dtype", "int4"], "int4"),
         (["--needles", "many"], "--needles is 'many'"),
+        (["--threads", "9999"], "cannot use 9999 threads"),
+        (["--pool", "nonsense"], "not a pool node: 'nonsense'"),
     ],
 )
 def test_bad_input_of_the_command(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -52,6 +52,8 @@ def test_the_bound_is_the_larger_of_compute_and_link(rate: float, bound_ms: floa
         ({"samples": 0}, "samples"),
         ({"block_tokens": 8}, "too small"),
         ({"context": 500}, "two blocks"),
+        ({"threads": 9999}, "cannot use 9999 threads"),
+        ({"deadline_s": 0.0}, "not a deadline"),
     ],
 )
 def test_misuse(changes: dict[str, Any], says: str) -> None:

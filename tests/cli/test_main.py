@@ -95,6 +95,7 @@ def test_version_option(run: Callable[..., Outcome]) -> None:
         (["bench", "transport", "--size", "4M"], "not a size: '4M'"),
         (["bench", "transport", "--in-flight", "0"], "--in-flight"),
         (["bench", "attention", "--dtype", ","], "--dtype is empty"),
+        (["bench", "attention", "--threads", "9999"], "cannot use 9999 threads"),
     ],
 )
 def test_usage_errors_are_one_line_and_a_hint(words: list[str], says: str, run: Callable[..., Outcome]) -> None:

@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dualpath.attention.bounds import check_fraction
+from dualpath.attention.dispatch import check_threads
 from dualpath.bench import machine
 from dualpath.bench.likelihood import compare
 from dualpath.bench.needle import ANSWER_TOKENS, DEPTHS, Needle, hide
 from dualpath.bench.prompt import Prompt, check_context, document_prompt
 from dualpath.errors import UsageError
 from dualpath.kv.layout import kv_dtype_called
+from dualpath.pool.spec import check_deadline, parse
 
 if TYPE_CHECKING:
     from dualpath.bench.experiment import Bar, View
@@ -80,6 +82,10 @@ class AccuracyConfig:
             raise UsageError(f"cannot predict {self.scored} of {self.context} tokens one by one")
         if any(length < 1 for length in self.needles):
             raise UsageError("a haystack has at least one token")
+        check_threads(self.threads)
+        check_deadline(self.deadline_s)
+        if self.pool:
+            parse(self.pool)
 
     def rows(self) -> tuple[tuple[str, float], ...]:
         """Return the rows, `(kv_dtype, read_fraction)`: the exact one first, each once."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dualpath.attention import BlockTable, Geometry, State, get_threads
-from dualpath.attention.dispatch import attend_with
+from dualpath.attention.dispatch import attend_with, check_threads
 from dualpath.attention.kernels import chosen, native
 from dualpath.attention.storage import layer_block_bytes, shape_of
 from dualpath.bench import machine
@@ -85,6 +85,7 @@ def run_attention_bench(
     wanted = [_dtype(one) for one in dtypes]
     if tokens % block_tokens:
         raise UsageError(f"{tokens} tokens are no multiple of blocks of {block_tokens}")
+    check_threads(threads or 0)
     count, say = threads or get_threads(), progress or (lambda _: None)
     rows: list[dict[str, Any]] = []
     chunks: list[dict[str, Any]] = []

@@ -9,10 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dualpath.attention.dispatch import check_threads
 from dualpath.bench import machine
 from dualpath.bench.decoders import PathDecoder
 from dualpath.bench.turns import LEAD_STEPS, TURN_STEPS, Contender, Turn
 from dualpath.errors import CapacityError, UsageError
+from dualpath.pool.spec import check_deadline
 from dualpath.units import format_bytes
 
 if TYPE_CHECKING:
@@ -39,6 +41,8 @@ class RandomKVConfig:
         """Raise `UsageError` for values that cannot work."""
         if min(self.samples, self.window_bytes) < 1:
             raise UsageError("samples and the window must be at least 1")
+        check_threads(self.threads)
+        check_deadline(self.deadline_s)
         if self.block_tokens <= LEAD_STEPS + TURN_STEPS:  # a turn would fill and seal one: what is remote would change
             raise UsageError(f"blocks of {self.block_tokens} tokens are too small", hint="--block-tokens 16 or more")
 
