@@ -155,7 +155,7 @@ def test_auto_explains_its_choice(capsys: pytest.CaptureFixture[str]) -> None:
         (["--pool", "nonsense"], 2, "not a pool node: 'nonsense'"),
         (["--pool", "127.0.0.1:1,127.0.0.1:1"], 2, "named twice"),
         (["--model", "shape:hidden=1000000000"], 2, "cannot make"),
-        (["--model", "shape:", "--prompt-file", "x.txt"], 2, "no tokenizer"),
+        (["--model", "shape:", "--prompt-file", __file__], 2, "no tokenizer"),
     ],
 )
 def test_bad_input_is_one_line_and_a_hint(

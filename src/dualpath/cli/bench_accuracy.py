@@ -11,7 +11,7 @@ from dualpath.cli.cores import yield_idle_cores
 from dualpath.cli.key import shared_key
 from dualpath.cli.numbers import numbers, whole_numbers
 from dualpath.cli.options import Deadline, Dtype, Hot, Json, Nodes, Threads
-from dualpath.cli.output import ByteSize, complain, emit, table, words
+from dualpath.cli.output import ByteSize, check_input, complain, emit, table, words
 from dualpath.units import format_bytes
 
 HOT = ByteSize(16 << 20)
@@ -52,6 +52,7 @@ def accuracy_command(
         dualpath bench accuracy --kv-dtype int8 --read-fraction 0.25 --block-tokens 32
         dualpath bench accuracy --read-fraction 0.25 --context 8000 --needles 0 --json > accuracy.json
     """
+    check_input(prompt_file)
     yield_idle_cores()
     from dualpath.bench.accuracy import AccuracyConfig, run_accuracy
     from dualpath.cli.run import TerminalView

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dualpath.cli.output import emit, progress, say, stdout_console, table
+from dualpath.cli.output import check_report, emit, progress, say, stdout_console, table
 from dualpath.cli.registry import CommandEntry
 from dualpath.errors import UsageError
 
@@ -109,6 +109,8 @@ def collect_command(
     """
     if salt and not redact:
         raise UsageError("--salt without --redact", hint="add --redact")
+    if str(output) != "-":
+        check_report(output, "-o")
     from dualpath.doctor.archive import write_archive
     from dualpath.doctor.collect import collect
     from dualpath.doctor.redact import redact as redacted

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dualpath.cli.options import Dtype, Hot, Json, KVDtype, Nodes
-from dualpath.cli.output import ByteSize, emit, progress, table
+from dualpath.cli.output import ByteSize, check_input, emit, progress, table
 
 if TYPE_CHECKING:
     from dualpath.engine.load import LoadedModel
@@ -62,6 +62,7 @@ def explain_command(
         dualpath explain --context 4096 --nodes 3
         dualpath explain --context 512 --json
     """
+    check_input(prompt_file)
     from dualpath.engine.load import load_model
     from dualpath.kv.layout import kv_dtype_called
 

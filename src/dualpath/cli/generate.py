@@ -14,7 +14,7 @@ import typer
 from dualpath.cli.cores import yield_idle_cores_to
 from dualpath.cli.key import shared_key
 from dualpath.cli.options import Deadline, Dtype, Explain, Hot, KVDtype, ReadFraction, Threads, Window
-from dualpath.cli.output import ByteSize, emit, progress, say
+from dualpath.cli.output import ByteSize, emit, progress, read_input, say
 from dualpath.cli.run import require_auto
 from dualpath.errors import UsageError
 from dualpath.units import format_bytes
@@ -89,7 +89,7 @@ def read_prompt(prompt: str | None, prompt_file: str | None) -> str:
     elif prompt_file == "-":
         text = sys.stdin.buffer.read().decode("utf-8", errors="replace")
     else:
-        text = Path(str(prompt_file)).read_text(encoding="utf-8", errors="replace")
+        text = read_input(Path(str(prompt_file)), "--prompt-file").decode("utf-8", errors="replace")
     if not text:
         raise UsageError("the prompt is empty", hint="give --prompt or --prompt-file at least one word")
     return text

@@ -10,6 +10,7 @@ Colour follows the terminal and `NO_COLOR`. Without a terminal a progress bar be
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import sys
@@ -78,6 +79,27 @@ def check_report(path: Path, option: str = "--report") -> None:
         raise UsageError(f"no such folder: {folder}", hint=f"check {option}")
     if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
         raise UsageError(f"cannot write to {path}", hint=f"give {option} a file that can be written")
+
+
+def check_input(path: Path | None, option: str = "--prompt-file") -> None:
+    """Raise `UsageError` for a file that cannot be read, before work is spent. Opens nothing: it may be a pipe."""
+    if path is None:
+        return
+    problem = errno.EISDIR if path.is_dir() else errno.ENOENT if not path.exists() else errno.EACCES
+    if problem != errno.EACCES or not os.access(path, os.R_OK):
+        raise _unreadable(path, option, os.strerror(problem))
+
+
+def read_input(path: Path, option: str = "the path and its permissions") -> bytes:
+    """Return what is in the file that `option` names. Raises `UsageError`."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise _unreadable(path, option, error.strerror) from None
+
+
+def _unreadable(path: Path, option: str, problem: str | None) -> UsageError:
+    return UsageError(f"cannot read {path}: {problem}", hint=f"check {option}")
 
 
 def write_report(path: Path, page: str, option: str = "--report") -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dualpath.cli.options import Json, Report
-from dualpath.cli.output import check_report, emit, terminal_columns, write_report
+from dualpath.cli.output import check_report, emit, read_input, terminal_columns, write_report
 from dualpath.cli.plan_options import (
     CheckFlags,
     ComputeFlags,
@@ -86,7 +86,7 @@ def _plan(options: PlanOptions, file: Path | None, sweep: str, report: Path | No
     if report is not None:
         check_report(report)
     if file is not None:
-        options = merge(options, parse_file(_read(file).decode("utf-8", "replace")))
+        options = merge(options, parse_file(read_input(file).decode("utf-8", "replace")))
     found = deployment(options, raw=None if options.measured.raw is None else _raw(Path(options.measured.raw)))
     result = simulate(found)
     if sweep:
@@ -115,7 +115,7 @@ def _check(runs: list[Path], raw: Path | None, options: PlanOptions, as_json: bo
     found: dict[str, Any] = {}
     for path in runs:
         try:
-            found[str(path)] = msgspec.json.decode(_read(path))
+            found[str(path)] = msgspec.json.decode(read_input(path))
         except (msgspec.DecodeError, RecursionError) as error:
             raise UsageError(f"{path} is no JSON: {error}", hint="write it with `dualpath run --json`") from None
     report = check(found, fabric)
@@ -152,14 +152,7 @@ def _fabric(raw: Path | None, options: PlanOptions) -> Fabric:
 def _raw(path: Path) -> RawRates:
     from dualpath.plan.measured import parse_raw
 
-    return parse_raw(_read(path), name=str(path))
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}", hint="check the path and its permissions") from None
+    return parse_raw(read_input(path), name=str(path))
 
 
 def _print_plan(result: Plan) -> None:

@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from dualpath.cli.output import emit
+from dualpath.cli.output import check_input, emit
 from dualpath.units import format_bytes
 
 
 def replay_command(
-    trace: Annotated[Path, typer.Argument(help="What `dualpath run --trace-prefetch FILE` wrote.", dir_okay=False)],
+    trace: Annotated[Path, typer.Argument(help="What `dualpath run --trace-prefetch FILE` wrote.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Play a prefetch trace again and compare each decision with the one that was made.
@@ -25,6 +25,7 @@ def replay_command(
     """
     from dualpath.path.trace import Replayed, replay
 
+    check_input(trace, "the path")
     with trace.open(encoding="utf-8", errors="replace") as lines:
         found = replay(lines)
 

@@ -14,6 +14,7 @@ from dualpath.cli.key import shared_key
 from dualpath.cli.options import Json
 from dualpath.cli.output import (
     ProgressBar,
+    check_input,
     check_report,
     emit,
     progress,
@@ -125,6 +126,9 @@ def _run_one(one: SchemeOptions, shared: dict[str, Any], as_json: bool) -> None:
 
     if one.report is not None:
         check_report(one.report)
+    if one.trace_prefetch is not None:
+        check_report(one.trace_prefetch, "--trace-prefetch")
+    check_input(one.prompt_file)
     schemes = words(one.scheme)
     if one.explain:
         require_auto(schemes)
