@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import json
 import os
@@ -241,6 +242,29 @@ def test_a_stdout_that_was_closed_before_the_start_is_no_bug() -> None:
     line = f"exec {sys.executable} -m dualpath version --json >&-"
     done = subprocess.run(["/bin/sh", "-c", line], stderr=subprocess.PIPE, text=True, check=False, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("words", ["doctor collect -o /dev/null --seconds 0", "plan --model smollm2 --bogus"])
+def test_a_stderr_that_was_closed_before_the_start_is_no_bug(words: str) -> None:
+    line = f"exec {sys.executable} -m dualpath {words} 2>&-"
+    done = subprocess.run(["/bin/sh", "-c", line], stdout=subprocess.DEVNULL, check=False, timeout=60)
+    assert done.returncode == (2 if "bogus" in words else 0)
+
+
+def test_a_stdin_that_was_closed_before_the_start_is_empty() -> None:
+    line = f"exec {sys.executable} -m dualpath generate --prompt-file - <&-"
+    done = subprocess.run(["/bin/sh", "-c", line], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr.splitlines()[0]) == (2, "error: the prompt is empty")
+
+
+@pytest.mark.parametrize("error", [MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory")])
+def test_memory_that_runs_out(
+    error: BaseException, run: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing(monkeypatch, error)
+    code, out, err = run("version")
+    assert (code, out) == (1, "")
+    assert err.startswith("error: out of memory\nhint: ")
 
 
 def test_a_broken_socket_is_not_taken_for_a_broken_stdout(

@@ -73,8 +73,9 @@ def main(args: Sequence[str] | None = None) -> int:
     if words == ["--version"]:
         words = ["version"]
     command = words[0]  # parsing empties the list
-    if sys.stdout is None:  # closed before the start
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for the life of the process
+    for stream, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, stream) is None:  # closed before the start
+            setattr(sys, stream, open(os.devnull, mode))  # noqa: SIM115 - for the life of the process
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _terminate)
     try:
@@ -117,7 +118,7 @@ def report(error: BaseException, command: str = "") -> int | None:
     if isinstance(error, BrokenPipeError) and _reader_is_gone():
         _abandon_stdout()
         return EXIT_PIPE
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         complain("out of memory", hint="use a smaller model or --context, --dtype bfloat16, or free some memory")
         return EXIT_FAILURE
     if isinstance(error, ImportError):
