@@ -17,7 +17,7 @@ def shared_key(file: Path | None = None) -> bytes | None:
     Raises `UsageError` for a file that is empty or cannot be read.
     """
     if file is None:
-        return os.environ.get(KEY_VARIABLE, "").strip().encode() or None
+        return os.environb.get(KEY_VARIABLE.encode(), b"").strip() or None  # any bytes: not all are text
     key = read_input(file, "--key-file").strip()
     if not key:
         raise UsageError(f"the key file {file} is empty", hint="openssl rand -hex 32 > FILE")

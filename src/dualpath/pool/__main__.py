@@ -14,8 +14,8 @@ from dualpath.pool.server import NodeConfig, serve
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
-    key = os.environ.get("DUALPATH_KEY", "").strip()
+    key = os.environb.get(b"DUALPATH_KEY", b"").strip()
     try:
-        serve(msgspec.json.decode(sys.argv[1], type=NodeConfig), key=key.encode() if key else None)
+        serve(msgspec.json.decode(sys.argv[1], type=NodeConfig), key=key or None)
     except DualPathError as error:
         sys.exit(f"error: {error}\nhint: {error.hint}")
