@@ -428,13 +428,15 @@ def test_spoiled_handshake(link):
 
 
 def test_socket_is_private_and_goes_with_the_node(service, tmp_path):
-    path = tmp_path / "run" / "node.sock"
+    path = tmp_path / "node.sock"
     with MappedServer(service, path, node_id="n"):
         assert path.stat().st_mode & 0o777 == 0o600
-        assert path.parent.stat().st_mode & 0o777 == 0o700
         with pytest.raises(UsageError, match="another node listens"):
             MappedServer(service, path, node_id="m").start()
     assert not path.exists()
+    with pytest.raises(UsageError, match="no such folder"):
+        MappedServer(service, tmp_path / "run" / "node.sock", node_id="n").start()
+    assert list(tmp_path.iterdir()) == []
     with pytest.raises(UsageError, match="longer than"):
         MappedServer(service, tmp_path / ("x" * 200), node_id="n").start()
 

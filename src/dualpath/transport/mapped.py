@@ -233,7 +233,7 @@ class MappedPeer(StreamPeer):
 
 
 class MappedServer(StreamServer):
-    """Serves `service` at a Unix socket that only this user can open (mode 0600, in a folder of mode 0700)."""
+    """Serves `service` at a Unix socket that only this user can open (mode 0600)."""
 
     def __init__(
         self,
@@ -266,9 +266,11 @@ class MappedServer(StreamServer):
             raise UsageError(
                 f"socket path is longer than {MAX_PATH_BYTES} bytes: {self._path}", hint="choose a shorter one"
             )
+        folder = self._path.parent
+        if not folder.is_dir():
+            raise UsageError(f"no such folder: {folder}", hint=f"make it, for this user only: mkdir -m 700 {folder}")
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._remove_stale()
             listener.bind(str(self._path))
             self._path.chmod(0o600)  # before `listen`: nobody can have connected yet
