@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dualpath.errors import UsageError
-from dualpath.host.memory import headroom_bytes
+from dualpath.host.memory import headroom_bytes, limit_bytes
 from dualpath.host.tree import RecordedTree
 from dualpath.path.arena import Budget, LocalArena
 from dualpath.path.prefetch import Item, Prefetcher
@@ -87,6 +87,14 @@ def test_headroom_is_the_least_that_anything_allows() -> None:
     assert headroom_bytes(RecordedTree({}, {})) is None
     assert headroom_bytes(RecordedTree({"/proc/meminfo": "MemAvailable:\n", "/proc/self/cgroup": "x"}, {})) is None
     assert headroom_bytes() is not None
+
+
+def test_the_limit_is_the_least_that_anything_sets() -> None:
+    files = {"/proc/meminfo": "MemTotal: 8000 kB\nMemAvailable:    4000 kB\n", "/proc/self/cgroup": "0::/a/b\n"}
+    assert limit_bytes(RecordedTree(files, {})) == 8000 * 1024
+    files |= {"/sys/fs/cgroup/a/memory.max": "3000000\n", "/sys/fs/cgroup/a/b/memory.max": "max\n"}
+    assert limit_bytes(RecordedTree(files, {})) == 3_000_000
+    assert limit_bytes(RecordedTree({}, {})) is None
 
 
 def test_trimmed_slots_are_zero_and_slots_in_use_are_kept() -> None:

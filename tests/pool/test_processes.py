@@ -319,11 +319,23 @@ def test_the_command_speaks_json() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [("--listen", "0.0.0.0:0"), ("--management", "0.0.0.0:0"), ("--capacity", "0"), ("--capacity", "8G")]
+    "arguments",
+    [
+        ("--listen", "0.0.0.0:0"),
+        ("--management", "0.0.0.0:0"),
+        ("--capacity", "0"),
+        ("--capacity", "8G"),
+        ("--capacity", "1000TiB"),
+        ("--parent", "-5"),
+        ("--socket", "/no/such/folder/node.sock"),
+    ],
 )
 def test_the_command_refuses_what_it_must(arguments: tuple[str, ...]) -> None:
     with start(*arguments) as process:
-        _, err = process.communicate(timeout=PATIENCE_S)
+        try:
+            _, err = process.communicate(timeout=PATIENCE_S)
+        finally:
+            process.kill()
     assert process.returncode == 2
     assert err.startswith("error: ")
     assert "hint: " in err

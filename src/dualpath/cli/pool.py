@@ -10,6 +10,8 @@ import typer
 
 from dualpath.cli.key import KEY_VARIABLE, shared_key
 from dualpath.cli.output import ByteSize, byte_size, host_port
+from dualpath.errors import UsageError
+from dualpath.units import format_bytes
 
 
 def pool_command(
@@ -35,7 +37,7 @@ def pool_command(
     ] = None,
     threads: Annotated[int, typer.Option(min=0, help="Threads that attention may use here; 0: all cores.")] = 0,
     node_id: Annotated[str, typer.Option(metavar="NAME", help="How the node introduces itself.")] = "",
-    parent: Annotated[int, typer.Option(metavar="PID", help="End when this process ends; 0: do not.")] = 0,
+    parent: Annotated[int, typer.Option(metavar="PID", min=0, help="End when this process ends; 0: do not.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines: `ready`, then `ended`.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what the node does, on stderr.")] = False,
 ) -> None:
@@ -52,6 +54,7 @@ def pool_command(
     """
     from dualpath.pool.server import NodeConfig, serve
 
+    check_capacity(int(capacity))
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
     (host, port), *rails = [host_port(one.strip()) for one in listen.split(",")]
     management_host, management_port = ("127.0.0.1", -1) if management == "off" else host_port(management)
@@ -69,3 +72,15 @@ def pool_command(
         json=as_json,
     )
     serve(config, key=shared_key(key_file))
+
+
+def check_capacity(capacity: int) -> None:
+    """Raise `UsageError` for more than this machine has: a node takes memory as blocks arrive, until it is killed."""
+    from dualpath.host.memory import limit_bytes
+
+    most = limit_bytes()
+    if most is not None and capacity > most:
+        raise UsageError(
+            f"a capacity of {format_bytes(capacity)} is more than the {format_bytes(most)} of memory here",
+            hint="give --capacity less, and leave some for the rest of the machine",
+        )

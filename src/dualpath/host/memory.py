@@ -1,6 +1,8 @@
-"""How much more memory this process may use: what its control group and the machine still allow."""
+"""How much memory this process may use, and how much more: what its control groups and the machine allow."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 from dualpath.host.tree import LiveTree, Tree
 
@@ -14,21 +16,36 @@ def headroom_bytes(tree: Tree | None = None) -> int | None:
     in use and cannot be reclaimed (`memory.current` less `inactive_file`; Documentation/admin-guide/cgroup-v2.rst).
     """
     files = LiveTree() if tree is None else tree
-    left = [available] if (available := _available(files)) is not None else []
-    group = next((line[3:] for line in (files.read("/proc/self/cgroup") or "").splitlines() if line[:3] == "0::"), None)
-    while group is not None:
-        base = _ROOT + group.rstrip("/")
+    left = [available] if (available := _machine(files, "MemAvailable")) is not None else []
+    for base in _groups(files):
         limit, used = _integer(files.read(f"{base}/memory.max")), _integer(files.read(f"{base}/memory.current"))
         if limit is not None and used is not None:
             left.append(max(0, limit - used + _field(files.read(f"{base}/memory.stat"), "inactive_file")))
-        group = None if group in ("", "/") else group.rpartition("/")[0] or "/"
     return min(left, default=None)
 
 
-def _available(files: Tree) -> int | None:
+def limit_bytes(tree: Tree | None = None) -> int | None:
+    """Return the bytes that this process could take if it were alone; `None` if nothing says.
+
+    The least of the machine's `MemTotal` and, of every control group it is in, `memory.max`.
+    """
+    files = LiveTree() if tree is None else tree
+    found = [_machine(files, "MemTotal"), *(_integer(files.read(f"{base}/memory.max")) for base in _groups(files))]
+    return min((one for one in found if one is not None), default=None)
+
+
+def _groups(files: Tree) -> Iterator[str]:
+    """Yield the folders of the control groups that this process is in, innermost first."""
+    group = next((line[3:] for line in (files.read("/proc/self/cgroup") or "").splitlines() if line[:3] == "0::"), None)
+    while group is not None:
+        yield _ROOT + group.rstrip("/")
+        group = None if group in ("", "/") else group.rpartition("/")[0] or "/"
+
+
+def _machine(files: Tree, field: str) -> int | None:
     for line in (files.read("/proc/meminfo") or "").splitlines():
         name, _, rest = line.partition(":")
-        if name == "MemAvailable":
+        if name == field:
             kibibytes = _integer(rest.split()[0] if rest.split() else "")
             return None if kibibytes is None else kibibytes * 1024
     return None
