@@ -231,6 +231,8 @@ def test_a_killed_node_is_one_clear_error_and_the_rest_stays_sound(scheme: Schem
         with pytest.raises(BlockLostError) as caught:
             steps(world, a, 3)  # what was prefetched is still good
         assert caught.value.node == two.nodes[0].name
+        assert str(caught.value).count("node0") == 1
+        assert f"at node node0 ({two.nodes[0].tcp}): " in str(caught.value)  # as it was named to `connect`
         assert caught.value.block
         if scheme not in (Scheme.BASELINE, Scheme.SINGLE):
             assert world.path.pool is not None

@@ -55,7 +55,7 @@ class Holdings:
             for number, ids in by_node.items():
                 node = self._pool.nodes[number]
                 if any(outcome is not Outcome.OK for outcome in node.commit(self._keys(ids))):
-                    raise BlockLostError(f"node {node.name} {problem}", node=node.name, hint=hint)
+                    raise BlockLostError(f"node {node.label} {problem}", node=node.name, hint=hint)
         except BaseException:
             for number, ids in by_node.items():
                 self._unpin(number, ids)

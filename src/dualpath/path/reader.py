@@ -64,9 +64,12 @@ def lost(entry: Entry, node: PoolNode, outcome: Outcome, error: PeerError | None
     """Return the error that names a block that could not be read."""
     block = entry.block.id.hex()[:16] if entry.block.id else "?"
     first, last = entry.block.position, entry.block.end - 1
-    reason = str(error) if error is not None else f"the node answered '{outcome.name.lower()}'"
+    if error is None:
+        reason = f"the node answered '{outcome.name.lower()}'"
+    else:  # what names the node once more says nothing; another rail than the address of the node does
+        reason = str(error).removeprefix(f"{error.node}: ") if error.node in node.label else str(error)
     return BlockLostError(
-        f"lost block {block} (tokens {first}..{last}) at node {node.name}: {reason}",
+        f"lost block {block} (tokens {first}..{last}) at node {node.label}: {reason}",
         node=node.name,
         block=block,
         hint="is the node still running? its KV has to be computed anew",

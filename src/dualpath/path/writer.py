@@ -133,7 +133,7 @@ class Writer:
             if outcome is not Outcome.OK and not (outcome is Outcome.LOST and self._sealed_there(number, block, group)):
                 self._broken = True
                 raise UnreachableError(
-                    f"node {node.name} did not take block {block.hex()[:16]}: {outcome.name.lower()}",
+                    f"node {node.label} did not take block {block.hex()[:16]}: {outcome.name.lower()}",
                     node=node.name,
                     hint="is the node still running? the step was undone, the sequence is as before it",
                 )
@@ -193,7 +193,8 @@ class Writer:
             node = self._pool.nodes[number]
             found = node.resolve([BlockKey(one.id, g) for one in here for g in range(count)], _NO_LEASE_S).refs
             if not all(found):
-                raise BlockLostError(f"node {node.name} lost a block as it was sealed", node=node.name, hint=_RESTARTED)
+                problem = f"node {node.label} lost a block as it was sealed"
+                raise BlockLostError(problem, node=node.name, hint=_RESTARTED)
             for i, one in enumerate(here):
                 one.refs = list(found[i * count : (i + 1) * count])
 

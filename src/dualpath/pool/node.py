@@ -152,6 +152,11 @@ class PoolNode:
         return self.peer.node
 
     @property
+    def label(self) -> str:
+        """Its id and the address that it is reached at, for people, who may know only one of them."""
+        return f"{self.name} ({self.address})"
+
+    @property
     def instance(self) -> bytes:
         """What differs each time the node's process starts."""
         return self.peer.instance

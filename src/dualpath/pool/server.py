@@ -43,7 +43,7 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     | `rails` | addresses (`host`, `port`) of further NICs to listen at; port 0: the same as the first |
     | `management_host`, `management_port` | HTTP port for `/healthz`, `/stats`, `/metrics`; -1: none |
     | `socket` | path of a Unix socket for clients on this host, which map the memory; empty: none |
-    | `node_id` | how it introduces itself; empty: host name and port |
+    | `node_id` | how it introduces itself; empty: host name and process id |
     | `threads` | what one `Attend` may use; 0: all cores |
     | `parent` | end when this process ends; 0: run until told to stop |
     | `json` | print JSON lines |
