@@ -19,6 +19,7 @@ from dualpath.attention.dispatch import check_threads
 from dualpath.bench import machine
 from dualpath.bench.likelihood import compare
 from dualpath.bench.needle import ANSWER_TOKENS, DEPTHS, Needle, hide
+from dualpath.bench.nodes import require_nodes
 from dualpath.bench.prompt import Prompt, check_context, document_prompt
 from dualpath.errors import UsageError
 from dualpath.kv.layout import kv_dtype_called
@@ -117,6 +118,7 @@ class Task:
 def run_accuracy(config: AccuracyConfig, *, view: View) -> dict[str, Any]:
     """Measure all rows and return the result, ready for JSON. Raises a `DualPathError` for whatever goes wrong."""
     config.check()
+    require_nodes(config.pool, key=config.key, deadline_s=config.deadline_s)
     from dualpath.engine.load import load_model, use_threads
 
     with view.progress(f"loading {config.model}") as bar:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from dualpath.bench import machine
 from dualpath.bench.decoders import Counters, Decoder, PathDecoder, PlainDecoder
-from dualpath.bench.nodes import Nodes, open_nodes
+from dualpath.bench.nodes import Nodes, open_nodes, require_nodes
 from dualpath.bench.prompt import Prompt, check_context, greedy, prompt_of, random_ids
 from dualpath.bench.rows import Comparison, Measured, Reference, row
 from dualpath.bench.settings import FOLD_ALIKE, HF, LOCAL, ExperimentConfig, check_memory, node_capacity
@@ -75,6 +75,7 @@ def run_experiment(config: ExperimentConfig, *, view: View) -> dict[str, Any]:
     Raises a `DualPathError` for whatever goes wrong. Nodes that were started are stopped in any case.
     """
     config.check()
+    require_nodes(config.pool, key=config.key, deadline_s=config.deadline_s, nics=config.nics)
     from dualpath.engine.load import load_model
 
     with view.progress(f"loading {config.model}") as bar:

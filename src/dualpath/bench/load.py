@@ -30,6 +30,7 @@ from dualpath.bench import machine
 from dualpath.bench.control import control_messages
 from dualpath.bench.load_bursts import Bursts, BurstSettings
 from dualpath.bench.load_rows import BESIDE, Served, add_quiet, load_row
+from dualpath.bench.nodes import require_nodes
 from dualpath.bench.prompt import greedy, random_ids
 from dualpath.errors import UsageError
 from dualpath.kv.layout import kv_dtype_called
@@ -128,6 +129,7 @@ class LoadConfig:
 def run_load(config: LoadConfig, *, view: View) -> dict[str, Any]:
     """Run all variants and return the result, ready for JSON. Raises a `DualPathError` for whatever goes wrong."""
     config.check()
+    require_nodes(config.pool, key=config.key, deadline_s=config.deadline_s, nics=config.nics)
     from dualpath.engine.load import kv_layout, load_model, use_threads
 
     with view.progress(f"loading {config.model}") as bar:

@@ -38,13 +38,19 @@ class Nodes:
         )
 
 
+def require_nodes(spec: str, *, key: str | bytes | None, deadline_s: float, nics: tuple[str, ...] = ()) -> None:
+    """Raise what `connect` does for nodes that cannot be used, before a model is loaded; an empty `spec` names none."""
+    if spec:
+        from dualpath.pool.client import connect
+
+        connect(spec, key=key, timeout_s=deadline_s, nics=nics).close()
+
+
 @contextlib.contextmanager
 def open_nodes(config: ExperimentConfig, capacity_bytes: int) -> Iterator[Nodes]:
     """Start the nodes, or use those of `config.pool`. Nodes that were started are stopped on leaving."""
     if config.pool:
-        found = Nodes(config.pool, config.pool, config.key, config.deadline_s, config.nics, config.max_rails)
-        found.connector("check")().close()  # so that a node that is not there is said now, not after minutes
-        yield found
+        yield Nodes(config.pool, config.pool, config.key, config.deadline_s, config.nics, config.max_rails)
         return
     from dualpath.pool.local import LocalNodes
 

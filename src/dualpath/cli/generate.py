@@ -20,7 +20,11 @@ from dualpath.errors import UsageError
 from dualpath.units import format_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from dualpath.engine.load import LoadedModel
+    from dualpath.path import PathConfig
+    from dualpath.pool.client import Pool
 
 
 def generate_command(
@@ -71,10 +75,11 @@ def generate_command(
         deadline_s=deadline,
         read_fraction=read_fraction,
     )
-    with progress(f"loading {model}") as bar:
-        loaded = load_model(model, dtype=dtype, progress=bar.note)
-    ids = prompt_ids(loaded, text, chat=chat)
-    found = _generate(loaded, ids, settings, pool, kv_dtype=kept, new_tokens=new_tokens, quiet=as_json)
+    with connected(settings, pool) as nodes:
+        with progress(f"loading {model}") as bar:
+            loaded = load_model(model, dtype=dtype, progress=bar.note)
+        ids = prompt_ids(loaded, text, chat=chat)
+        found = _generate(loaded, ids, settings, nodes, kv_dtype=kept, new_tokens=new_tokens, quiet=as_json)
     emit(as_json, found, print_statistics)
     if explain and not as_json:
         say(found["choice"]["sentence"])
@@ -112,6 +117,18 @@ def choose_scheme(name: str, pool: str) -> Any:
     return chosen
 
 
+@contextlib.contextmanager
+def connected(settings: PathConfig, pool: str) -> Iterator[Pool | None]:
+    """Yield the pool that the scheme needs, if it needs one; what is wrong with it is said before a model is loaded."""
+    from dualpath.pool.client import connect
+
+    if settings.scheme.value == "local":
+        yield None
+        return
+    with connect(pool, key=shared_key(), timeout_s=settings.deadline_s) as found:
+        yield found
+
+
 def prompt_ids(loaded: LoadedModel, text: str, *, chat: bool) -> list[int]:
     """Return the prompt's token ids. Raises `UsageError` for a model without tokenizer or chat template."""
     tokenizer = loaded.tokenizer
@@ -129,8 +146,8 @@ def prompt_ids(loaded: LoadedModel, text: str, *, chat: bool) -> list[int]:
 def _generate(
     loaded: LoadedModel,
     ids: list[int],
-    settings: Any,
-    pool_spec: str,
+    settings: PathConfig,
+    pool: Pool | None,
     *,
     kv_dtype: str,
     new_tokens: int,
@@ -141,7 +158,6 @@ def _generate(
     from dualpath.engine.engine import Engine
     from dualpath.engine.load import kv_layout, use_threads
     from dualpath.path import DualPath
-    from dualpath.pool.client import connect
 
     left = loaded.max_context - len(ids)
     hint = f"use --new-tokens {left} or less" if left > 0 else "use a shorter prompt"
@@ -149,9 +165,6 @@ def _generate(
     use_threads(settings.threads)
     layout = kv_layout(loaded, hot_bytes=settings.hot_bytes, kv_dtype=kv_dtype)
     with contextlib.ExitStack() as stack:
-        pool = None
-        if settings.scheme.value != "local":
-            pool = stack.enter_context(connect(pool_spec, key=shared_key(), timeout_s=settings.deadline_s))
         path = stack.enter_context(DualPath(layout, settings, pool))
         engine = stack.enter_context(Engine(loaded, path))
         found = _stream(engine, loaded, ids, new_tokens, quiet=quiet)
