@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import socket
 from collections.abc import Iterator
@@ -15,7 +16,8 @@ from dualpath.bench.foreign import bursts, send_bursts
 from dualpath.bench.load import VARIANTS, LoadConfig
 from dualpath.bench.load_rows import Served, add_quiet, load_row
 from dualpath.cli import main
-from dualpath.errors import UsageError
+from dualpath.errors import CapacityError, UsageError
+from dualpath.kv import KVLayout
 
 
 def served(**changes: object) -> Served:
@@ -117,6 +119,29 @@ def test_bursts_go_out_with_nobody_listening(monkeypatch: pytest.MonkeyPatch) ->
         send_bursts("127.0.0.1", seed=1, gap_s=0.0, length_s=0.01, seconds=0.05)
     with pytest.raises((UsageError, socket.gaierror)):
         send_bursts("fe80::1", seed=1, gap_s=0.1, length_s=0.01, seconds=0.05)
+
+
+def test_too_little_memory_is_said_before_anything_is_filled() -> None:
+    layout = KVLayout.from_config(
+        {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1},
+        dtype="float32", block_tokens=16,
+    )  # fmt: skip
+    config = LoadConfig(context=1 << 20, concurrency=4)  # 512 bytes a token
+    with pytest.raises(CapacityError, match="at nodes on this machine"):
+        load.check_room(config, layout, 2 << 30)
+    load.check_room(config, layout, 3 << 30)
+    load.check_room(dataclasses.replace(config, pool="10.0.0.2:7700"), layout, 1 << 30)
+    with pytest.raises(CapacityError):
+        load.check_room(dataclasses.replace(config, pool="10.0.0.2:7700", hot_bytes=2 << 30), layout, 1 << 30)
+
+
+@pytest.mark.torch
+def test_a_load_that_does_not_fit_starts_no_node(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dualpath.bench.machine.available_bytes", lambda: 1 << 20)
+    assert main(["run", "--model", "shape:layers=1", "--concurrency", "2", "--context", "4096"]) == 2
+    assert "of free memory" in capsys.readouterr().err
 
 
 @pytest.mark.torch
