@@ -247,6 +247,13 @@ def test_a_node_that_does_not_start_leaves_none_of_the_others_running(monkeypatc
     assert code is not None
 
 
+def test_ctrl_c_is_for_their_parent_alone() -> None:
+    """A terminal sends SIGINT to a whole process group: a step under way must not lose its nodes to it."""
+    with LocalNodes(1, capacity=MIB) as nodes:
+        assert os.getpgid(nodes[0].pid) != os.getpgid(0)
+        assert os.getsid(nodes[0].pid) != os.getsid(0)
+
+
 def test_nodes_end_with_their_parent() -> None:
     code = (
         "import sys, time; from dualpath.testing.pool import LocalNodes\n"

@@ -149,7 +149,8 @@ class LocalNodes:
         if self.key is not None:
             environment["DUALPATH_KEY"] = self.key
         command = [*seat.prefix, sys.executable, "-m", "dualpath.pool", msgspec.json.encode(config).decode()]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+        # A session of its own: Ctrl-C at a terminal is for whoever started the nodes, who ends them when they are free.
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True)
 
 
 def _ready(process: subprocess.Popen[str], deadline: float) -> dict[str, Any]:
