@@ -257,6 +257,21 @@ def test_a_stdin_that_was_closed_before_the_start_is_empty() -> None:
     assert (done.returncode, done.stderr.splitlines()[0]) == (2, "error: the prompt is empty")
 
 
+@pytest.mark.parametrize("link", ["__cause__", "__context__"])
+def test_an_interrupt_that_a_library_turned_into_something_else(
+    link: str, run: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = ModuleNotFoundError("Could not import module 'LlamaConfig'.")
+    setattr(error, link, RuntimeError())
+    setattr(getattr(error, link), link, KeyboardInterrupt())
+    failing(monkeypatch, error)
+    assert run("version") == (130, "", "error: interrupted\n")
+
+
+def test_the_hint_names_the_command_of_a_group(run: Callable[..., Outcome]) -> None:
+    assert run("bench", "accuracy", "--needles", "-5")[2].endswith("hint: see `dualpath bench accuracy --help`\n")
+
+
 @pytest.mark.parametrize("error", [MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory")])
 def test_memory_that_runs_out(
     error: BaseException, run: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch

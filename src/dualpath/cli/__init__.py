@@ -72,7 +72,7 @@ def main(args: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if args is None else args) or ["--help"]
     if words == ["--version"]:
         words = ["version"]
-    command = words[0]  # parsing empties the list
+    command = _named(words)  # parsing empties the list
     for stream, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, stream) is None:  # closed before the start
             setattr(sys, stream, open(os.devnull, mode))  # noqa: SIM115 - for the life of the process
@@ -96,12 +96,21 @@ def main(args: Sequence[str] | None = None) -> int:
     return outcome if isinstance(outcome, int) else 0
 
 
+def _named(words: Sequence[str]) -> str:
+    """Return the command that a command line names: a group's has two words."""
+    groups = [entry.name for entry in COMMANDS if entry.attribute == "COMMANDS"]
+    two = words[0] in groups and len(words) > 1 and not words[1].startswith("-")
+    return " ".join(words[: 2 if two else 1])
+
+
 def report(error: BaseException, command: str = "") -> int | None:
     """Say on stderr what went wrong; return the exit code, or `None` for a bug, which deserves its traceback."""
     import typer
 
     if isinstance(error, typer.Exit):
         return int(error.exit_code)
+    if _is_interrupt(error):
+        return _interrupted()
     from dualpath.cli.output import complain
 
     command_line_error: Any = typer.BadParameter.__mro__[2]  # click's ClickException, wherever typer keeps it
@@ -113,7 +122,7 @@ def report(error: BaseException, command: str = "") -> int | None:
         path = "dualpath" if context is None else context.command_path
         complain(error.format_message(), hint=f"see `{path} --help`")
         return int(error.exit_code)
-    if isinstance(error, KeyboardInterrupt | typer.Abort):
+    if isinstance(error, typer.Abort):
         return _interrupted()
     if isinstance(error, BrokenPipeError) and _reader_is_gone():
         _abandon_stdout()
@@ -148,6 +157,13 @@ def _report_missing_package(error: ImportError) -> int | None:
         return None
     complain(f"this command needs the package {package}, which is not installed", hint=hint)
     return EXIT_FAILURE
+
+
+def _is_interrupt(error: BaseException | None) -> bool:
+    """Whether an interrupt is at the bottom of this: libraries make one that comes within an import something else."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _interrupted() -> int:
