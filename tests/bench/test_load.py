@@ -14,6 +14,7 @@ from dualpath.bench import foreign, load
 from dualpath.bench.control import Control
 from dualpath.bench.foreign import bursts, send_bursts
 from dualpath.bench.load import VARIANTS, LoadConfig
+from dualpath.bench.load_room import check_room
 from dualpath.bench.load_rows import Served, add_quiet, load_row
 from dualpath.cli import main
 from dualpath.errors import CapacityError, UsageError
@@ -128,11 +129,22 @@ def test_too_little_memory_is_said_before_anything_is_filled() -> None:
     )  # fmt: skip
     config = LoadConfig(context=1 << 20, concurrency=4)  # 512 bytes a token
     with pytest.raises(CapacityError, match="at nodes on this machine"):
-        load.check_room(config, layout, 2 << 30)
-    load.check_room(config, layout, 3 << 30)
-    load.check_room(dataclasses.replace(config, pool="10.0.0.2:7700"), layout, 1 << 30)
+        check_room(config, layout, 2 << 30)
+    check_room(config, layout, 3 << 30)
+    check_room(dataclasses.replace(config, pool="10.0.0.2:7700"), layout, 1 << 30)
     with pytest.raises(CapacityError):
-        load.check_room(dataclasses.replace(config, pool="10.0.0.2:7700", hot_bytes=2 << 30), layout, 1 << 30)
+        check_room(dataclasses.replace(config, pool="10.0.0.2:7700", hot_bytes=2 << 30), layout, 1 << 30)
+
+
+def test_a_hot_region_without_room_for_every_open_block() -> None:
+    layout = KVLayout.from_config(
+        {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1},
+        dtype="float32", block_tokens=16,
+    )  # fmt: skip
+    check_room(LoadConfig(hot_bytes=3 * layout.block_bytes, concurrency=3), layout, 1 << 30)
+    with pytest.raises(CapacityError, match="3 sequences take 24 KiB") as caught:
+        check_room(LoadConfig(hot_bytes=3 * layout.block_bytes - 1, concurrency=3), layout, 1 << 30)
+    assert "--hot 48KiB" in caught.value.hint
 
 
 @pytest.mark.torch

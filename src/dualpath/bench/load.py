@@ -29,13 +29,13 @@ from dualpath.attention.dispatch import check_threads
 from dualpath.bench import machine
 from dualpath.bench.control import control_messages
 from dualpath.bench.load_bursts import Bursts, BurstSettings
+from dualpath.bench.load_room import check_room
 from dualpath.bench.load_rows import BESIDE, Served, add_quiet, load_row
 from dualpath.bench.nodes import require_nodes
 from dualpath.bench.prompt import greedy, random_ids
-from dualpath.errors import CapacityError, UsageError
+from dualpath.errors import UsageError
 from dualpath.kv.layout import kv_dtype_called
 from dualpath.transport.rails import MAX_RAILS
-from dualpath.units import format_bytes
 from dualpath.wire.messages import Lane
 
 if TYPE_CHECKING:
@@ -170,19 +170,6 @@ def run_load(config: LoadConfig, *, view: View) -> dict[str, Any]:
         "kv_bytes_per_sequence": whole * layout.bytes_per_token,
         "machine": machine.describe(),
     }
-
-
-def check_room(config: LoadConfig, layout: KVLayout, available_bytes: int) -> None:
-    """Raise `CapacityError` if the sequences' KV, here and at nodes on this machine, is more than its memory."""
-    tokens = config.concurrency * (config.context + config.new_tokens)
-    here = min(config.hot_bytes, tokens * layout.open.bytes_per_token) + config.window_bytes
-    there = 0 if config.pool else tokens * layout.bytes_per_token
-    if here + there > 0.9 * available_bytes:
-        raise CapacityError(
-            f"{format_bytes(there)} of KV at nodes on this machine and {format_bytes(here)} here do not fit the "
-            f"{format_bytes(available_bytes)} of free memory",
-            hint="use a smaller --concurrency, --context or --hot, --dtype bfloat16, or nodes elsewhere with --pool",
-        )
 
 
 def _plain(config: LoadConfig) -> dict[str, Any]:
