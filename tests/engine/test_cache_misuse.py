@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -144,6 +145,22 @@ def test_use_cache_false(model: Any, ids: Any, pool: Any, monkeypatch: pytest.Mo
         with pytest.raises(UsageError, match="use_cache=False"):
             generate(model, ids, cache, **options)
         assert cache.columns == 0
+
+
+@pytest.mark.parametrize(
+    "give",
+    [
+        lambda model, ids, cache: model(ids, past_key_values=cache),
+        lambda model, ids, cache: model(ids, None, None, cache),
+    ],
+    ids=["old name", "place"],
+)
+def test_a_cache_that_is_passed_by_its_old_name_or_by_place(model: Any, ids: Any, pool: Any, give: Any) -> None:
+    """Its tokens are known all the same: they name its blocks, and bring back one that is lost."""
+    with cache_of(model, pool) as cache, torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        give(model, ids, cache)
+        assert list(cache.path.tokens(cache._rows[0])) == ids[0].tolist()
 
 
 @pytest.mark.parametrize("name", ["llama", "deepseek_v3"])

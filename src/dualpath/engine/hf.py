@@ -402,7 +402,7 @@ def _mask(*, attention_mask: torch.Tensor | None = None, **kwargs: Any) -> torch
 def _tell(cache: weakref.ref[DualPathCache], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Before each forward pass: note its tokens and positions, so that blocks get content ids and can be recomputed."""
     owner = cache()
-    if owner is not None and id(kwargs.get(CACHE_KEYWORD)) == id(owner):
+    if owner is not None and any(value is owner for value in (*args, *kwargs.values())):  # by whichever name
         owner._told.note(args, kwargs)
 
 
