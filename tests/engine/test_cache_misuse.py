@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -161,6 +163,13 @@ def test_a_cache_that_is_passed_by_its_old_name_or_by_place(model: Any, ids: Any
         warnings.simplefilter("ignore")
         give(model, ids, cache)
         assert list(cache.path.tokens(cache._rows[0])) == ids[0].tolist()
+
+
+@pytest.mark.parametrize("take", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_no_copy(model: Any, pool: Any, take: Any) -> None:
+    """As is done with a prefix's cache elsewhere."""
+    with cache_of(model, pool) as cache, pytest.raises(UsageError, match="cannot be copied"):
+        take(cache)
 
 
 @pytest.mark.parametrize("name", ["llama", "deepseek_v3"])

@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -225,6 +225,13 @@ class DualPathCache(_NotingCache):
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Raise `UsageError`: most of it is not here."""
+        raise UsageError(
+            "a dualpath cache cannot be copied or pickled: its KV is in a pool",
+            hint="make another cache over the same pool and give it the same tokens: equal prefixes share blocks",
+        )
 
     def close(self) -> None:
         """Give everything back and restore the model's attention implementation. Idempotent."""
