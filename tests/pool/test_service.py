@@ -400,6 +400,16 @@ def test_kinds_of_slots_are_bounded_within_one_request_too(monkeypatch: pytest.M
     assert made == [KIB, KIB + 1, KIB + 2]
 
 
+def test_one_tenant_cannot_take_all_kinds_of_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dualpath.pool.store.MAX_TENANT_SLABS", 2)
+    service = PoolService(64 * KIB)
+    greedy, other = Wire(service, tenant="a"), Wire(service, tenant="b")
+    greedy.call(Prepare([item(1, slot_bytes=KIB), item(2, slot_bytes=2 * KIB)]))
+    with pytest.raises(UsageError, match="this tenant already has 2 of at most 2"):
+        greedy.call(Prepare([item(3, slot_bytes=3 * KIB)]))
+    other.call(Prepare([item(3, slot_bytes=3 * KIB)]))
+
+
 def test_what_a_client_has_prepared_outlives_a_connection_but_not_its_last_one(service: PoolService) -> None:
     first, second = (Wire(service, owner=b"client") for _ in range(2))
     second.call(Ping())

@@ -98,6 +98,10 @@ class Slabs:
     def __len__(self) -> int:
         return len(self._slabs)
 
+    def count(self, tenant: str) -> int:
+        """Return how many of them are the tenant's."""
+        return sum(owner == tenant for owner, _ in self._slabs)
+
     @property
     def taken(self) -> int:
         """Return the number of slots taken in all."""

@@ -40,6 +40,7 @@ from dualpath.wire.messages import BlockKey, Outcome, PrepareItem, SlotRef
 GRACE_S = 30.0
 MAX_TTL_S = 3600.0
 MAX_SLABS = 256
+MAX_TENANT_SLABS = 64  # so that no tenant can take them all: they are not given back
 MAX_LAYERS = 4096
 MAX_ID_BYTES = 64
 
@@ -262,11 +263,13 @@ class BlockStore:
 
     def _check_slabs(self, owner: Owner, sizes: set[int]) -> None:
         new = sum(self._slabs.find(owner.tenant, slot_bytes) is None for slot_bytes in sizes)
-        if new and len(self._slabs) + new > MAX_SLABS:
-            raise UsageError(
-                f"{new} new kinds of slots, and this node already has {len(self._slabs)} of at most {MAX_SLABS}",
-                hint="use fewer block sizes",
-            )
+        own, every = self._slabs.count(owner.tenant), len(self._slabs)
+        for who, has, most in (("this tenant", own, MAX_TENANT_SLABS), ("this node", every, MAX_SLABS)):
+            if new and has + new > most:
+                raise UsageError(
+                    f"{new} new kinds of slots, and {who} already has {has} of at most {most}",
+                    hint="use fewer block sizes",
+                )
 
     def _check_ttl(self, ttl_s: float) -> None:
         if not 0.0 <= ttl_s <= MAX_TTL_S:
