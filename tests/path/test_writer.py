@@ -30,7 +30,7 @@ WAIT_S = 60.0  # only a hang exceeds it
 class GatedNode:
     """Takes a write once its gate is open, and answers it with `outcome`."""
 
-    name = "n"
+    name = label = "n"
 
     def __init__(self) -> None:
         self.begun, self.gate = threading.Event(), threading.Event()
