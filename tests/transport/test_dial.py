@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from dualpath.testing.transport_service import MemoryService
 from dualpath.transport import dial
 from dualpath.transport.dial import Dialer, Tcp
+from dualpath.transport.tcp import TcpServer
 from dualpath.wire.messages import Lane
 
 TIMEOUT_S = 0.6
@@ -44,6 +46,7 @@ def test_only_a_connection_within_the_host_is_not_paced(within: bool, monkeypatc
 
     if not within:
         monkeypatch.setattr(dial, "is_same_host", lambda _: False)
+        monkeypatch.setattr(dial, "is_loopback", lambda _: False)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         sock = Tcp(*listener.getsockname()).connect(Lane.BULK, 1000, TIMEOUT_S)
         with sock, listener.accept()[0] as accepted:
@@ -80,3 +83,9 @@ def test_a_name_without_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_key_is_not_in_what_a_dialer_says_of_itself() -> None:
     assert "secret" not in repr(Dialer(Tcp("pool.example", 7700), b"secret" * 8, "tenant", TIMEOUT_S))
+
+
+def test_what_a_node_on_loopback_accepts_is_not_paced() -> None:
+    with TcpServer(MemoryService(1, 64), "127.0.0.1", 0, node_id="n") as server:
+        listener = server._listeners[0]
+        assert listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0") == b"reno"

@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING, Any
 
 from dualpath.errors import UsageError
 from dualpath.pool.meter import BUCKETS_S, Meter
-from dualpath.transport.tcp import endpoint, is_loopback
+from dualpath.transport.dial import is_loopback
+from dualpath.transport.tcp import endpoint
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric

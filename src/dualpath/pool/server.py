@@ -27,7 +27,8 @@ from dualpath.errors import UsageError
 from dualpath.pool.arena import Arena, SharedArena
 from dualpath.pool.management import Management
 from dualpath.pool.service import PoolService
-from dualpath.transport.tcp import TcpServer, is_loopback
+from dualpath.transport.dial import is_loopback
+from dualpath.transport.tcp import TcpServer
 from dualpath.units import format_bytes
 
 _log = logging.getLogger(__name__)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import math
 import socket
 import threading
@@ -69,6 +70,8 @@ class Tcp:
         try:
             if self.source:
                 sock.bind((self.source, 0))
+            if is_loopback(address[0]):
+                unpace(sock)
             sock.settimeout(timeout_s)
             sock.connect(address)
             sock.settimeout(None)
@@ -110,6 +113,22 @@ def is_same_host(sock: socket.socket) -> bool:
         return False
 
 
+def unpace(sock: socket.socket) -> None:
+    """Let a socket send as fast as it can; if possible before it is connected: later, its pace is only a high one."""
+    with contextlib.suppress(OSError):  # some sandboxes refuse it
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, SAME_HOST_CONGESTION)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach `host` (a literal address, or `localhost`)."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 def tune(sock: socket.socket, lane: Lane | None = None) -> None:
     """Set what every TCP connection wants, and the lane's priority once it is known."""
     if sock.family == socket.AF_UNIX:
@@ -117,8 +136,7 @@ def tune(sock: socket.socket, lane: Lane | None = None) -> None:
     tcp = socket.IPPROTO_TCP
     sock.setsockopt(tcp, socket.TCP_NODELAY, 1)
     if is_same_host(sock):
-        with contextlib.suppress(OSError):  # some sandboxes refuse it
-            sock.setsockopt(tcp, socket.TCP_CONGESTION, SAME_HOST_CONGESTION)
+        unpace(sock)
         if lane is Lane.PREFETCH:
             for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
                 sock.setsockopt(socket.SOL_SOCKET, option, SAME_HOST_BUFFER_BYTES)

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import ipaddress
 import socket
 from collections.abc import Mapping, Sequence
 from itertools import chain, islice, zip_longest
 
 from dualpath.errors import UsageError
 from dualpath.transport.base import Service
-from dualpath.transport.dial import Tcp
+from dualpath.transport.dial import Tcp, is_loopback, unpace
 from dualpath.transport.peer import StreamPeer
 from dualpath.transport.rails import MAX_RAILS
 from dualpath.transport.server import StreamServer
@@ -29,16 +28,6 @@ _WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - only with a key, see `TcpServer`
 def endpoint(host: str, port: int) -> str:
     """Return `host:port`, with brackets around an IPv6 address."""
     return str(Tcp(host, port))
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach `host` (a literal address, or `localhost`)."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 class TcpPeer(StreamPeer):
@@ -159,9 +148,12 @@ class TcpServer(StreamServer):
 def _listener(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=128)
+        listener = socket.create_server((host, port), family=family, backlog=128)
     except OSError as error:
         hint = "name an address of this host: `ip -br address` shows them"
         if error.errno in (errno.EADDRINUSE, errno.EACCES):
             hint = "choose another port, or 0 for any"
         raise UsageError(f"cannot listen on {endpoint(host, port)}: {error}", hint=hint) from error
+    if is_loopback(host):
+        unpace(listener)  # and what it accepts
+    return listener
