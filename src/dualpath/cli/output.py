@@ -85,9 +85,15 @@ def check_input(path: Path | None, option: str = "--prompt-file") -> None:
     """Raise `UsageError` for a file that cannot be read, before work is spent. Opens nothing: it may be a pipe."""
     if path is None:
         return
-    problem = errno.EISDIR if path.is_dir() else errno.ENOENT if not path.exists() else errno.EACCES
-    if problem != errno.EACCES or not os.access(path, os.R_OK):
-        raise _unreadable(path, option, os.strerror(problem))
+    if path.is_dir():
+        problem = errno.EISDIR
+    elif not path.exists():
+        problem = errno.ENOENT
+    elif not os.access(path, os.R_OK):
+        problem = errno.EACCES
+    else:
+        return
+    raise _unreadable(path, option, os.strerror(problem))
 
 
 def read_input(path: Path, option: str = "the path and its permissions") -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dualpath.path.fill import decode_block, read_block
@@ -59,14 +58,14 @@ class Copies:
             found.append([slots.bytes_of(slot) for slot in part.local.tolist()])
         return found
 
-    def _read(self, block: Block, index: int, into: Sequence[memoryview]) -> None:
+    def _read(self, block: Block, index: int, into: list[memoryview]) -> None:
         """Write one layer group of a block to `into` as an open block has it, one layer block each."""
         layout, part = self._path.layout, block.parts[index]
         if layout.kv_dtype and block.id is not None:
-            decode_block(self._path, block, index, list(into))
+            decode_block(self._path, block, index, into)
         elif part.local is not None:
             slots = self._path.arena.slots(layout.open.layer_block_bytes(layout.groups[index]))
             for slot, view in zip(part.local.tolist(), into, strict=True):
                 view[:] = slots.bytes_of(slot)
         elif part.refs is not None:
-            read_block(self._path, block, index, list(into))
+            read_block(self._path, block, index, into)

@@ -27,10 +27,10 @@ from dualpath.errors import PeerError, ProtocolError, UnreachableError, UsageErr
 from dualpath.transport.base import OnItems, Service, Ticket
 from dualpath.transport.dial import Unix
 from dualpath.transport.mapping import Mapping
-from dualpath.transport.peer import StreamPeer, check_transfer
+from dualpath.transport.peer import StreamPeer
 from dualpath.transport.reads import NO_THREAD
 from dualpath.transport.receiver import PIECE_BYTES
-from dualpath.transport.requests import ReadRequest, lose, split
+from dualpath.transport.requests import ReadRequest, check_transfer, lose, split
 from dualpath.transport.server import StreamServer
 from dualpath.transport.ticket import ReadTicket
 from dualpath.wire.frames import Limits

@@ -20,7 +20,6 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from operator import attrgetter
 from typing import Any, TypeVar
 
 from dualpath.errors import DeadlineError, PeerError, UnreachableError, UsageError
@@ -30,7 +29,7 @@ from dualpath.transport.dial import CALLER_USER_TIMEOUT_MS, RAILED_USER_TIMEOUT_
 from dualpath.transport.failover import FailoverCall, tries_over
 from dualpath.transport.rails import MAX_RAILS, Rail, RailState, rails_to
 from dualpath.transport.reads import NO_THREAD, ReadLane
-from dualpath.transport.requests import lose, split
+from dualpath.transport.requests import check_transfer, lose, split
 from dualpath.transport.stall import StallWatch
 from dualpath.transport.stream import Stream
 from dualpath.transport.ticket import ReadTicket, Watchdog
@@ -42,7 +41,6 @@ _Peer = TypeVar("_Peer", bound="StreamPeer")  # `typing.Self` needs Python 3.11
 WRITE_BYTES, WRITE_ITEMS = 4 << 20, 1 << 16  # of one request
 RAIL_CONNECT_TIMEOUT_S = 0.5  # where there is another rail to try
 CLOSE_S = 1.0  # how long `close` waits at most, for threads that wait for the kernel to connect
-_LAYOUT, _READONLY = attrgetter("nbytes", "ndim", "format", "c_contiguous"), attrgetter("readonly")
 DEFAULT_CONNECTIONS = {Lane.REALTIME: 1, Lane.PREFETCH: 2, Lane.BULK: 2}
 
 
@@ -380,29 +378,3 @@ class StreamPeer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def check_transfer(
-    refs: Sequence[SlotRef], buffers: Sequence[memoryview], slot_bytes: int, *, writable: bool
-) -> list[memoryview]:
-    """Return the buffers as flat bytes. Raises `UsageError` unless there is one of `slot_bytes` for each reference."""
-    if slot_bytes <= 0:
-        raise UsageError(f"slot_bytes must be positive, got {slot_bytes}")
-    if len(refs) != len(buffers):
-        raise UsageError(f"{len(refs)} references and {len(buffers)} buffers")
-    if (  # asked of all at once, without a loop: this runs in a cold cache
-        set(map(type, buffers)) == {memoryview}
-        and set(map(_LAYOUT, buffers)) == {(slot_bytes, 1, "B", True)}
-        and not (writable and any(map(_READONLY, buffers)))
-    ):
-        return list(buffers)
-    views = []
-    for index, buffer in enumerate(buffers):
-        view = buffer if type(buffer) is memoryview else memoryview(buffer)
-        if view.nbytes != slot_bytes or not view.c_contiguous or (writable and view.readonly):
-            kind = "writable, " if writable else ""
-            raise UsageError(
-                f"buffer {index} has {view.nbytes} bytes, not {slot_bytes}, or is not {kind}C-contiguous memory"
-            )
-        views.append(view if view.ndim == 1 and view.format == "B" else view.cast("B"))
-    return views

@@ -23,7 +23,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from dualpath.host.addresses import LocalAddress, reaching
-from dualpath.transport.dial import Tcp
+from dualpath.transport.dial import Tcp, is_loopback
 
 MAX_RAILS = 16
 
@@ -93,7 +93,4 @@ def _address(text: str) -> Tcp | None:
 
 
 def _is_here(address: Tcp, own: Collection[str]) -> bool:
-    try:
-        return address.host in own or ipaddress.ip_address(address.host).is_loopback
-    except ValueError:  # a name
-        return False
+    return address.host in own or is_loopback(address.host)

@@ -1,13 +1,16 @@
-"""How a read is cut into requests, how small ones share a frame, and what becomes of the items of one."""
+"""What a transfer is asked with, how a read is cut into requests, how small ones share a frame, and what becomes of the
+items of one."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from dualpath.errors import PeerError
+from dualpath.errors import PeerError, UsageError
+from dualpath.transport.stream import are_flat
 from dualpath.transport.ticket import ReadTicket
 from dualpath.wire.messages import Outcome, SlotRef
 
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
 
 REQUEST_BYTES = 8 << 20  # between megabytes all code runs in a cold cache: few frames, rather than many
 REQUEST_ITEMS = 64
+_READONLY = attrgetter("readonly")
 
 
 @dataclass(eq=False, slots=True)
@@ -142,3 +146,27 @@ def lose(requests: Sequence[ReadRequest], error: PeerError) -> None:
     for request in requests:
         request.settle_all(Outcome.LOST, error)
         request.let_go()
+
+
+def check_transfer(
+    refs: Sequence[SlotRef], buffers: Sequence[memoryview], slot_bytes: int, *, writable: bool
+) -> list[memoryview]:
+    """Return the buffers as flat bytes. Raises `UsageError` unless there is one of `slot_bytes` for each reference."""
+    if slot_bytes <= 0:
+        raise UsageError(f"slot_bytes must be positive, got {slot_bytes}")
+    if len(refs) != len(buffers):
+        raise UsageError(f"{len(refs)} references and {len(buffers)} buffers")
+    if (  # asked of all at once, without a loop: this runs in a cold cache
+        are_flat(buffers) and set(map(len, buffers)) == {slot_bytes} and not (writable and any(map(_READONLY, buffers)))
+    ):
+        return list(buffers)
+    views = []
+    for index, buffer in enumerate(buffers):
+        view = buffer if type(buffer) is memoryview else memoryview(buffer)
+        if view.nbytes != slot_bytes or not view.c_contiguous or (writable and view.readonly):
+            kind = "writable, " if writable else ""
+            raise UsageError(
+                f"buffer {index} has {view.nbytes} bytes, not {slot_bytes}, or is not {kind}C-contiguous memory"
+            )
+        views.append(view if are_flat([view]) else view.cast("B"))
+    return views

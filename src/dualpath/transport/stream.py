@@ -38,7 +38,7 @@ NAP_S = 0.25  # the longest that a receive with a deadline sleeps before it look
 YIELD_S = 0.01  # a sender that cannot send looks again after this, while another thread receives
 _LARGE = 256 << 10  # from here on, waking up for every few segments costs more than setting a timeout
 _VIEW, _FLAT = {memoryview}, {(1, "B", True)}  # bytes of another kind cannot be assigned to these
-_shape = attrgetter("ndim", "format", "c_contiguous")
+_SHAPE = attrgetter("ndim", "format", "c_contiguous")
 _WAITALL, _DONTWAIT = int(socket.MSG_WAITALL), int(socket.MSG_DONTWAIT)
 
 
@@ -60,9 +60,14 @@ def room(count: int) -> memoryview:
     return memoryview(np.empty(count, np.uint8))
 
 
+def are_flat(buffers: Sequence[Any]) -> bool:
+    """Whether all are flat, contiguous bytes already: views to which such bytes can be assigned. Without a loop."""
+    return set(map(type, buffers)) <= _VIEW and set(map(_SHAPE, buffers)) <= _FLAT
+
+
 def byte_views(buffers: Sequence[Any]) -> list[memoryview]:
     """Return the buffers as flat bytes."""
-    if set(map(type, buffers)) <= _VIEW and set(map(_shape, buffers)) <= _FLAT:
+    if are_flat(buffers):
         return list(buffers)
     return [_flat(buffer) for buffer in buffers]
 
