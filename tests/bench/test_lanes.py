@@ -227,7 +227,7 @@ def test_nothing_stays_at_a_node_after_an_interruption(node: SimpleNamespace, mo
 )
 def test_misuse(changes: dict[str, object], node: SimpleNamespace) -> None:
     with pytest.raises(UsageError):
-        run_lanes_bench(node.spec, replace(QUICK, **changes))  # type: ignore[arg-type]
+        run_lanes_bench(node.spec, replace(QUICK, **changes))  # type: ignore[arg-type]  # any field
 
 
 def test_the_command_prints_a_table_or_json(

@@ -97,7 +97,7 @@ def test_one_nic_is_measured_alone_and_nothing_stays(node: SimpleNamespace) -> N
 )
 def test_misuse(changes: dict[str, object], said: str, node: SimpleNamespace) -> None:
     with pytest.raises(UsageError, match=said):
-        run_rails_bench(node.spec, replace(QUICK, **changes))  # type: ignore[arg-type]
+        run_rails_bench(node.spec, replace(QUICK, **changes))  # type: ignore[arg-type]  # any field
     with pytest.raises(UsageError, match="not a node over the network"):
         run_rails_bench("mapped:/x.sock", QUICK)
 

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch", reason="needs the torch extra")
 BLOCK, PADDING = 16, 37
 
 
-class Adapted(torch.nn.Module):  # type: ignore[misc, unused-ignore]
+class Adapted(torch.nn.Module):  # type: ignore[misc, unused-ignore]  # torch may come without types
     """A linear layer with adapters x and y, with what PEFT's tuner layers say of themselves."""
 
     def __init__(self, base: Any) -> None:
@@ -86,7 +86,7 @@ def names_of(model: Any, ids: Any) -> list[bytes]:
         return names(cache)[0]
 
 
-@torch.inference_mode()  # type: ignore[untyped-decorator, unused-ignore]
+@torch.inference_mode()  # type: ignore[untyped-decorator, unused-ignore]  # as above
 def forward(model: Any, cache: Any, ids: Any, **options: Any) -> None:
     model(ids, attention_mask=(ids != 0).long(), cache=cache, use_cache=True, **options)
 

@@ -50,6 +50,6 @@ def test_stop_tokens_come_as_one_or_many_or_none() -> None:
             model=SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=value)), config=SimpleNamespace()
         )
 
-    assert stop_tokens(loaded(2)) == {2}  # type: ignore[arg-type]
-    assert stop_tokens(loaded([2, 7])) == {2, 7}  # type: ignore[arg-type]
-    assert stop_tokens(loaded(None)) == frozenset()  # type: ignore[arg-type]
+    assert stop_tokens(loaded(2)) == {2}  # type: ignore[arg-type]  # a stand-in
+    assert stop_tokens(loaded([2, 7])) == {2, 7}  # type: ignore[arg-type]  # a stand-in
+    assert stop_tokens(loaded(None)) == frozenset()  # type: ignore[arg-type]  # a stand-in

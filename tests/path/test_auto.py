@@ -45,7 +45,7 @@ def auto_of(world: World) -> Auto:
 def test_forced_splits_agree_with_float64(
     nodes: LocalNodes, rates: Rates, form: Form, low: float, high: float, layout: object
 ) -> None:
-    with Opened(nodes, layout, Scheme.AUTO, hot=4, window=12) as world:  # type: ignore[arg-type]
+    with Opened(nodes, layout, Scheme.AUTO, hot=4, window=12) as world:  # type: ignore[arg-type]  # a stand-in
         balancer = force(world.path, rates)
         a = world.open()
         world.append(a, 90)
@@ -106,7 +106,7 @@ def test_a_share_is_met_over_all_sequences(nodes: LocalNodes) -> None:
 
 
 def entry_of(block: object) -> object:
-    return Entry(block, block.parts[0], block.length)  # type: ignore[attr-defined, arg-type]
+    return Entry(block, block.parts[0], block.length)  # type: ignore[attr-defined, arg-type]  # a stand-in
 
 
 def test_it_measures_decides_and_says_so(nodes: LocalNodes) -> None:

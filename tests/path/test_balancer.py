@@ -147,7 +147,7 @@ def test_while_it_fetches_it_looks_now_and_then_what_reducing_everything_would_t
         one.step(balancer)
     assert balancer.settled.form is Form.MIXED
     assert one.forms[8:].count(Form.REDUCE) >= 5
-    ordinary_s = balancer.settled.split.step_s  # type: ignore[union-attr]
+    ordinary_s = balancer.settled.split.step_s  # type: ignore[union-attr]  # there is one
     extra_s = sum(
         one.forms[8:].count(form) * (corner(one.load, one.rates).step_s - ordinary_s)
         for form, corner in ((Form.REDUCE, reduce_all), (Form.FETCH, fetch_all))

@@ -264,7 +264,7 @@ def test_bad_input_is_refused_and_nothing_changes(nodes: LocalNodes) -> None:
         path, a = world.path, world.open()
         world.step([(a, 9)])
         with pytest.raises(UsageError, match="no such sequence"):
-            path.length(99)  # type: ignore[arg-type]
+            path.length(99)  # type: ignore[arg-type]  # an id is a number
         with pytest.raises(UsageError, match="twice"):
             path.begin([(a, [1]), (a, [2])])
         step = path.begin([(a, [1])])
@@ -425,7 +425,7 @@ def test_a_lost_connection_is_made_anew_and_views_are_told_again(nodes: LocalNod
         world.step([(a, 1)])
         assert world.path.pool is not None
         for node in world.path.pool.nodes:
-            for stream in node.peer._streams:  # type: ignore[attr-defined]
+            for stream in node.peer._streams:  # type: ignore[attr-defined]  # a stream peer's
                 stream.shutdown()
         world.step([(a, 1)])
 
@@ -436,8 +436,8 @@ def test_a_view_that_grows_after_its_connection_was_lost_is_told_from_its_beginn
         world.append(a, 60)
         b = world.fork(a)
         for _ in range(HYBRID.block_tokens + 1):  # within so many steps a block is sealed, and the view extended
-            for node in world.path.pool.nodes:  # type: ignore[union-attr]
-                for stream in node.peer._streams:  # type: ignore[attr-defined]
+            for node in world.path.pool.nodes:  # type: ignore[union-attr]  # it has a pool
+                for stream in node.peer._streams:  # type: ignore[attr-defined]  # a stream peer's
                     stream.shutdown()
             world.step([(a, 1)])
         world.step([(a, 1), (b, 1)])
@@ -609,7 +609,7 @@ def test_an_interrupt_while_room_is_reserved_leaves_none_reserved(
         one.step([(one.open(), MLA.block_tokens)])
         sequence = two.open()
         ids = list(one.path.tokens(next(iter(one.kept))))
-        node = two.path.pool.nodes[0]  # type: ignore[union-attr]
+        node = two.path.pool.nodes[0]  # type: ignore[union-attr]  # it has a pool
         before = node.stats()
         with monkeypatch.context() as patch:
             patch.setattr(PoolNode, "prepare", interrupted)

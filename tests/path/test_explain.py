@@ -16,7 +16,7 @@ from .world import MLA, World
 def observe(world: World, sequence: object) -> list[LayerReport]:
     """Return the reports of one decode step, which is undone."""
     seen: list[Observation] = []
-    step = world.path.begin([(sequence, [1])])  # type: ignore[list-item]
+    step = world.path.begin([(sequence, [1])])  # type: ignore[list-item]  # an id is a number
     step.observer = seen.append
     for layer in world.layers:
         group = world.group(layer)

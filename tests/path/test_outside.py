@@ -26,7 +26,7 @@ def run(*args: object, namespace: bool = False) -> subprocess.CompletedProcess[s
 
 def result(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)  # type: ignore[no-any-return]
+    return json.loads(done.stdout)  # type: ignore[no-any-return]  # what it printed
 
 
 @pytest.mark.parametrize("scheme", ["sharded", "reduce"])

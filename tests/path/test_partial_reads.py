@@ -44,7 +44,7 @@ class PartialWorld(World):
             step.observer = self.seen.append
             return step
 
-        self.path.begin = watched  # type: ignore[method-assign]
+        self.path.begin = watched  # type: ignore[method-assign]  # watched
 
     def _compare(
         self, layer: int, batch: Sequence[tuple[SequenceId, int]], new: list[tuple[Any, Any]], q: Any, out: Any

@@ -60,7 +60,7 @@ RAW = b"""{"method": "m", "local_host": "a", "remote_host": "b", "rows": [
 
 
 def shape(**values: int | float | str) -> PlanOptions:
-    return PlanOptions(model=ModelOptions(**({"layers": 32, "kv_heads": 8, "head_dim": 128} | values)))  # type: ignore[arg-type]
+    return PlanOptions(model=ModelOptions(**({"layers": 32, "kv_heads": 8, "head_dim": 128} | values)))  # type: ignore[arg-type]  # any option
 
 
 def test_a_file_says_what_it_says_and_the_rest_is_default() -> None:

@@ -154,8 +154,8 @@ def test_the_2_x_2_halves_bytes_and_each_half_helps(make: Make) -> None:
     )  # with a scale of two bytes a channel
     times = [cell.tpot_s for cell in (plain, plain_dual, small, small_dual)]
     assert all(time is not None for time in times)
-    assert times[0] > times[1] > times[3]  # type: ignore[operator]
-    assert times[0] > times[2] > times[3]  # type: ignore[operator]
+    assert times[0] > times[1] > times[3]  # type: ignore[operator]  # they are numbers
+    assert times[0] > times[2] > times[3]  # type: ignore[operator]  # they are numbers
     assert simulate(make(dtype="int8")).compression == ()
 
 

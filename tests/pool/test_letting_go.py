@@ -103,7 +103,7 @@ def test_a_refusal_is_an_answer(peer: BusyPeer, node: PoolNode) -> None:
 def test_what_is_owed_is_bounded(peer: BusyPeer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(letting_go, "MOST_OWED", 2)
     monkeypatch.setattr("dualpath.pool.node.SILENT_TIMEOUT_S", 0.0)
-    node = PoolNode(peer, "tcp://n:1", timeout_s=TIMEOUT_S)  # type: ignore[arg-type]
+    node = PoolNode(peer, "tcp://n:1", timeout_s=TIMEOUT_S)  # type: ignore[arg-type]  # as above
     node.drop([key(1)])
     next_of(peer.tried, 2)  # the second time it is under way
     for number in range(2, 6):

@@ -385,6 +385,6 @@ class Answering:
 def test_a_node_that_ranks_nonsense_is_found_out(reply: Message) -> None:
     request = Rank(0, HEADS, SCALE, 0.5, [ViewQuery(1, 3, 1, 24)])
     with pytest.raises(ProtocolError):
-        PendingRank("node", request, Answering(reply)).result()  # type: ignore[arg-type]
+        PendingRank("node", request, Answering(reply)).result()  # type: ignore[arg-type]  # a stand-in
     good = Ranked([OK], [[0, 2]])
-    assert PendingRank("node", request, Answering(good)).result() is good  # type: ignore[arg-type]
+    assert PendingRank("node", request, Answering(good)).result() is good  # type: ignore[arg-type]  # a stand-in

@@ -389,7 +389,7 @@ def test_kinds_of_slots_are_bounded_within_one_request_too(monkeypatch: pytest.M
         made.append(slot_bytes)
         return Arena(slots, slot_bytes)
 
-    wire = Wire(PoolService(64 * KIB, arena_type=noted))  # type: ignore[arg-type]
+    wire = Wire(PoolService(64 * KIB, arena_type=noted))  # type: ignore[arg-type]  # a stand-in
     with pytest.raises(UsageError, match=r"4 new kinds of slots, and this node already has 0 of at most 3"):
         wire.call(Prepare([item(number, slot_bytes=KIB + number) for number in range(4)]))
     assert not made
